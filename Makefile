@@ -7,6 +7,7 @@ SSD ?=
 NVME ?=
 MODE ?= quick
 BIN := .venv/bin
+INSTALL := $(BIN)/pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt
 # Processes that test at the same time: twice two cores, as many tests wait for a device.
 AT_ONCE ?= 4
 # --allow-root is refused by nobody but root, and only root needs it.
@@ -15,9 +16,9 @@ ROOT := $(shell [ "$$(id -u)" = 0 ] && echo --allow-root)
 # pip compiles nothing here (see below), so Python has to keep what it compiles itself.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: lab jupyter test gpu report clean
+.PHONY: lab jupyter test gpu report headless clean
 
-lab: .venv/core
+lab: .venv/lab
 	$(BIN)/python data_scripts/make_photos.py "$(DATA)" --or-adopt
 	$(BIN)/labkit doctor --write --data "$(DATA)" $(if $(HDD),--hdd "$(HDD)") \
 		$(if $(SSD),--ssd "$(SSD)") $(if $(NVME),--nvme "$(NVME)")
@@ -25,7 +26,7 @@ lab: .venv/core
 	$(BIN)/labkit report
 	@echo "Open results/index.html, then go on with: make jupyter"
 
-jupyter: .venv/core
+jupyter: .venv/lab
 	$(BIN)/jupyter lab --ServerApp.ip=127.0.0.1 $(ROOT) notebooks/00_start.ipynb
 
 test: .venv/dev
@@ -38,20 +39,29 @@ test: .venv/dev
 gpu: .venv/dev
 	$(BIN)/python -m benchmarks.gpu
 
-report: .venv/core
+report: .venv/lab
 	$(BIN)/labkit report
+
+# opencv-python needs the libraries of a screen, which a server lacks; the other one is the same cv2.
+headless:
+	$(BIN)/pip uninstall --quiet --yes opencv-python
+	$(INSTALL) --force-reinstall --no-deps \
+		opencv-python-headless==$$(sed -n 's/^opencv-python==//p' constraints.txt)
 
 clean:
 	rm -rf .venv build *.egg-info
 
 # pip would compile every module of every package, half a minute for what nobody imports; so the
 # big ones are imported once instead, which compiles what is used.
-.venv/core: pyproject.toml constraints.txt
+.venv/lab: pyproject.toml constraints.txt
+	@echo "Installing into .venv: downloads about @SIZE@"
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt --editable .
+	$(INSTALL) 'pip>=23.1'  # an older one runs the deprecated setup.py of prefetch_generator
+	$(INSTALL) --editable '.[lab]'
+	@$(BIN)/python -c "import cv2" 2>/dev/null || $(MAKE) headless
 	@$(BIN)/python -c "import cv2, matplotlib.figure, pandas, scipy.special, torch"
 	@touch $@
 
-.venv/dev: .venv/core
-	$(BIN)/pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+.venv/dev: .venv/lab
+	$(INSTALL) --editable '.[dev]'
 	@touch $@

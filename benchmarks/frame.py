@@ -57,7 +57,7 @@ def photographs(data: str | None, images: int) -> Iterator[tuple[Path, Path]]:
         data: the user's folder; None: that many synthetic photographs are made.
         images: how many to make.
     """
-    from data_scripts.make_photos import make_photos
+    from labkit.photos.make import make_photos
 
     with tempfile.TemporaryDirectory(prefix="labkit-benchmark-") as folder:
         scratch = Path(folder)

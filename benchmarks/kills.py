@@ -31,11 +31,11 @@ import psutil
 
 import labkit as lab
 from benchmarks import frame
-from data_scripts.make_photos import make_photos
 from labkit import units
 from labkit.contracts import Skip
 from labkit.files import bar
 from labkit.parts.storage import locate
+from labkit.photos.make import make_photos
 from labkit.runs.store import TRIALS_FILE, list_runs, load_run
 
 TARGETS = ("runner", "server", "run's server", "trial", "loader worker")

@@ -64,7 +64,7 @@ def made(folder: Path, data: str) -> Iterator[Server]:
     shutil.copy(ROOT / "notebooks/00_start.ipynb", folder / "notebooks")
     (folder / ".venv").symlink_to(sys.prefix, target_is_directory=True)
     # What is installed already is not what is measured.
-    with serve(folder, ["make", "--old-file=.venv/core", "jupyter"]) as server:
+    with serve(folder, ["make", "--old-file=.venv/lab", "jupyter"]) as server:
         yield server
 
 

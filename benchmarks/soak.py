@@ -29,9 +29,9 @@ import psutil
 
 import labkit as lab
 from benchmarks import frame
-from data_scripts.make_photos import make_photos
 from labkit import units
 from labkit.panel import job
+from labkit.photos.make import make_photos
 from labkit.runs.process import end_ready_server
 
 BASE = {

@@ -2,107 +2,19 @@
 
     python data_scripts/make_photos.py data/photos --images 1000
 
-The same seed gives the same bytes, however many processes share the work, because every random
-draw depends only on (seed, image id). A stopped run continues where it stopped, and more images
-extend a finished one.
+A stopped run continues where it stopped, and more images extend a finished one.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import multiprocessing
-import os
-import signal
 import sys
-import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
-from functools import partial
-from itertools import repeat
 from pathlib import Path
 
-import cv2
-
-from data_scripts.photo_scenes import annotate, paint, plan_scene
 from labkit import units
-from labkit.contracts import JPEG_END, JPEG_START, Skip
-from labkit.files import bar, write_whole
-from labkit.machine import hardware
-from labkit.machine.media import check_room
-from labkit.parts.packing.folder import (
-    UNFINISHED,
-    WrittenImage,
-    describe_image,
-    finish_folder,
-    open_folder,
-)
-from labkit.parts.packing.manifest import ANNOTATIONS, difference, read_manifest, sha256
-
-KIND = "synthetic photographs"
-JPEG_QUALITY = 93
-IMAGE_BYTES = 140_000  # about what an image takes, for the free-space check
-CHUNK = 8  # images handed to a process at once; Ctrl-C waits for the chunks begun
-
-
-def make_photos(
-    out: Path | str,
-    images: int = 1000,
-    *,
-    seed: int = 0,
-    jobs: int | None = None,
-    progress: bool = True,
-) -> dict:
-    """Make synthetic photographs, their boxes in COCO's format, and a manifest.
-
-    Whole files that lie there already are kept; fewer images than there are remove none.
-
-    Args:
-        out: a new or empty folder, or one that this function made with the same seed.
-        images: how many there shall be.
-        seed: from which everything is drawn, 0 or more.
-        jobs: processes; None: one for each core this process may use.
-        progress: show a bar.
-
-    Returns:
-        The manifest: `images`, `bytes`, `files` (path -> bytes, sha256) and more.
-
-    Raises:
-        ValueError: a number out of range, or `out` holds other data.
-        OSError: `out` cannot be written to.
-        Skip: there is too little free space.
-    """
-    for name, value, least in (("images", images, 1), ("seed", seed, 0), ("jobs", jobs, 1)):
-        if value is not None and value < least:
-            raise ValueError(f"{name} must be at least {least}, got {value}")
-    root = Path(out).expanduser().absolute()
-    manifest = read_manifest(root)
-    if manifest:
-        images = max(images, manifest["images"])
-        if _is_complete(root, manifest, images, seed):
-            return manifest
-    there = sum(1 for _ in (root / "images").glob("*.jpg"))
-    existing = next(folder for folder in (root, *root.parents) if folder.is_dir())
-    check_room(existing, max(0, images - there) * IMAGE_BYTES, units.count(images, "image"))
-    try:
-        _start_folder(root, manifest, seed)
-    except OSError as error:
-        raise OSError(
-            f"out must be a folder that can be written to, got {str(out)!r} ({error.strerror}); "
-            "choose another folder"
-        ) from error
-    jobs = min(jobs or hardware.cores(), images)
-    known = manifest.get("files", {})
-    numbers = range(1, images + 1)
-    entries = (known.get(f"images/{_name(number)}") for number in numbers)
-    with _workers(jobs) as parallel_map:
-        made = parallel_map(_make_image, repeat(root), repeat(seed), numbers, entries)
-        shown = bar(made, total=images, unit="image", desc=root.name, disable=not progress)
-        written = list(shown)
-    finish_folder(root, written, about={"kind": KIND, "seed": seed})
-    (root / UNFINISHED).unlink()
-    return read_manifest(root)
+from labkit.contracts import Skip
+from labkit.parts.packing.folder import open_folder
+from labkit.photos.make import make_photos
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -144,89 +56,6 @@ def _adopt(out: str) -> str:
         return ""  # missing, empty or unfinished; `make_photos` refuses anything else
     boxes = "with boxes" if reader.boxes == "coco" else "without boxes, so they are made up"
     return f"using the {len(reader)} images in {out}, {boxes}"
-
-
-def _make_image(root: Path, seed: int, image_id: int, entry: dict | None) -> WrittenImage:
-    """Make one image unless it is there; its boxes are drawn again, which takes 1 ms."""
-    scene = plan_scene(seed, image_id)
-    path = root / "images" / _name(image_id)
-    jpeg = path.read_bytes() if path.is_file() else b""
-    if entry is not None:
-        whole = sha256(jpeg) == entry["sha256"]
-    else:
-        # A power cut can leave a renamed file without its content.
-        whole = jpeg.startswith(JPEG_START) and jpeg.endswith(JPEG_END)
-    if not whole:
-        quality = [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY]
-        jpeg = cv2.imencode(".jpg", paint(scene), quality)[1].tobytes()
-        write_whole(path, jpeg)
-    return describe_image(path.name, jpeg, annotate(scene))
-
-
-def _name(image_id: int) -> str:
-    return f"{image_id:012d}.jpg"
-
-
-def _is_complete(root: Path, manifest: dict, images: int, seed: int) -> bool:
-    """Compare with the manifest by size only, which takes microseconds a file."""
-    made = (manifest["kind"], manifest["seed"], manifest["images"]) == (KIND, seed, images)
-    return (
-        made
-        and not difference(root / ANNOTATIONS, {"sha256": manifest["annotations_sha256"]})
-        and not any(
-            difference(root / name, {"bytes": entry["bytes"]})
-            for name, entry in manifest["files"].items()
-        )
-    )
-
-
-def _start_folder(root: Path, manifest: dict, seed: int) -> None:
-    """Make root/images/, and mark the folder as unfinished.
-
-    Raises:
-        ValueError: the folder holds something else, or photographs of another seed.
-    """
-    before = manifest or read_manifest(root, UNFINISHED)
-    is_used = root.is_dir() and any(root.iterdir())
-    if is_used and before.get("kind") != KIND:
-        raise ValueError(
-            f"folder must be new or empty, got {str(root)!r} with other files in it; "
-            "choose another folder"
-        )
-    if before and before["seed"] != seed:
-        raise ValueError(
-            f"seed must be {before['seed']}, with which {str(root)!r} was made, got {seed}; "
-            "choose another folder for another seed"
-        )
-    (root / "images").mkdir(parents=True, exist_ok=True)
-    write_whole(root / UNFINISHED, json.dumps({"kind": KIND, "seed": seed}))
-
-
-@contextmanager
-def _workers(jobs: int) -> Iterator[Callable]:
-    """Yield a `map` over processes; an exception cancels what has not begun."""
-    if jobs == 1:
-        yield map
-        return
-    # spawn is the one way that works on every platform and from a notebook with threads.
-    context = multiprocessing.get_context("spawn")
-    executor = ProcessPoolExecutor(jobs, mp_context=context, initializer=_start_worker)
-    try:
-        yield partial(executor.map, chunksize=CHUNK)
-    finally:
-        executor.shutdown(wait=True, cancel_futures=True)
-
-
-def _start_worker() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which shuts us down
-    cv2.setNumThreads(0)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    # A killed parent closes no queue, and its workers would wait for work for ever.
-    multiprocessing.parent_process().join()
-    os._exit(1)
 
 
 if __name__ == "__main__":

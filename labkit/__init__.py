@@ -1,47 +1,60 @@
 """labkit: why is my GPU at 0 %, and what fixes it?  The public names, nothing else."""
 
-from labkit.diagnosis.diagnose import diagnose
-from labkit.diagnosis.example import example_loop
-from labkit.diagnosis.profile import call_graph
-from labkit.diagnosis.timeline import gpu_util, record_timeline
-from labkit.diagnosis.watch import watch
-from labkit.experiments.catalog import CATALOG
-from labkit.experiments.largest_batch import largest_batch
-from labkit.experiments.request import choose, experiment
-from labkit.experiments.tuning import tune
-from labkit.nccl import read_nccl_log
-from labkit.panel.view import advise_form, panel
-from labkit.parts.decoding import DECODERS
-from labkit.parts.devices import DEVICES
-from labkit.parts.loading import LOADERS
-from labkit.parts.loading.threads import ThreadLoader
-from labkit.parts.packing import PACKINGS
-from labkit.parts.prefetching import PREFETCHERS
-from labkit.parts.preprocessing import PREPROCESSORS
-from labkit.parts.storage import STORAGES
-from labkit.parts.training import LOSSES, STEPS, Step
-from labkit.report.advise import advise
-from labkit.report.charts import compare
-from labkit.report.charts import timeline as timeline_chart
-from labkit.report.doctor import describe_data, doctor
-from labkit.report.run import (
-    Run,
-    claims,
-    find_run,
-    newest_run,
-    open_shared,
-    report,
-    resume,
-    roofline,
-    run,
-)
-from labkit.runs.calibration import calibrate
-from labkit.runs.experiment import Experiment
-from labkit.runs.runner import forecast
-from labkit.runs.store import list_runs
-from labkit.settings import Settings, vary
+from typing import TYPE_CHECKING
 
-table, chart = Run.table, Run.chart
+from labkit.diagnosis.diagnose import diagnose
+from labkit.diagnosis.watch import watch
+from labkit.install import why_no_lab
+from labkit.nccl import read_nccl_log
+
+if TYPE_CHECKING or not (_why_no_lab := why_no_lab()):
+    from labkit.diagnosis.example import example_loop
+    from labkit.diagnosis.profile import call_graph
+    from labkit.diagnosis.timeline import gpu_util, record_timeline
+    from labkit.experiments.catalog import CATALOG
+    from labkit.experiments.largest_batch import largest_batch
+    from labkit.experiments.request import choose, experiment
+    from labkit.experiments.tuning import tune
+    from labkit.panel.view import advise_form, panel
+    from labkit.parts.decoding import DECODERS
+    from labkit.parts.devices import DEVICES
+    from labkit.parts.loading import LOADERS
+    from labkit.parts.loading.threads import ThreadLoader
+    from labkit.parts.packing import PACKINGS
+    from labkit.parts.prefetching import PREFETCHERS
+    from labkit.parts.preprocessing import PREPROCESSORS
+    from labkit.parts.storage import STORAGES
+    from labkit.parts.training import LOSSES, STEPS, Step
+    from labkit.photos.make import make_photos
+    from labkit.report.advise import advise
+    from labkit.report.charts import compare
+    from labkit.report.charts import timeline as timeline_chart
+    from labkit.report.doctor import describe_data, doctor
+    from labkit.report.run import (
+        Run,
+        claims,
+        find_run,
+        newest_run,
+        open_shared,
+        report,
+        resume,
+        roofline,
+        run,
+    )
+    from labkit.runs.calibration import calibrate
+    from labkit.runs.experiment import Experiment
+    from labkit.runs.runner import forecast
+    from labkit.runs.store import list_runs
+    from labkit.settings import Settings, vary
+
+    table, chart = Run.table, Run.chart
+else:
+
+    def __getattr__(name: str) -> object:
+        if name in __all__:
+            raise ImportError(f"labkit.{name} {_why_no_lab}")
+        raise AttributeError(f"module 'labkit' has no attribute {name!r}")
+
 
 __all__ = [
     "CATALOG",
@@ -77,6 +90,7 @@ __all__ = [
     "gpu_util",
     "largest_batch",
     "list_runs",
+    "make_photos",
     "newest_run",
     "open_shared",
     "panel",

@@ -1,40 +1,25 @@
-"""The lab from a shell: `labkit COMMAND`.  Every setting is an option, generated from Settings."""
+"""The command line: `labkit COMMAND`.  Here are the core's commands; the lab adds its own."""
 
 from __future__ import annotations
 
 import argparse
 import importlib
 import json
-import math
 import os
 import signal
 import sys
-import textwrap
 import threading
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
-from itertools import zip_longest
+from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-import labkit as lab
-from labkit import units
-from labkit.analysis.winner import winner
-from labkit.claims import ledger
-from labkit.diagnosis.diagnose import BUDGET_S
+from labkit import install
+from labkit.diagnosis.diagnose import BUDGET_S, diagnose
 from labkit.diagnosis.loaders import brief
 from labkit.diagnosis.watch import Watch, run_script
-from labkit.experiments.request import Request
-from labkit.machine import hardware, media
-from labkit.report import bars
-from labkit.report.charts import watch_chart
-from labkit.resolve import TABLES
-from labkit.runs import calibration, store
-from labkit.runs.active import Progress
-from labkit.runs.runner import BaselineSkipped
-from labkit.settings import MODES, PROTOCOLS, field_kinds, help_texts
+from labkit.nccl import read_nccl_log
+from labkit.settings import field_kinds
 
-LIST_WIDTHS = (20, 12, 26, 36)  # 100 columns with what is between
 Options = argparse.Namespace
 
 
@@ -74,240 +59,8 @@ def main(arguments: list[str] | None = None) -> int:
 # --- commands -------------------------------------------------------------------------------
 
 
-def _list(options: Options) -> None:
-    newest = store.newest_runs(options.results, ledger.weigh_answer)
-    rows = [("experiment", "quick", "newest result", "question")]
-    for name in lab.CATALOG:
-        experiment = lab.experiment(name)
-        expected = lab.forecast(experiment, "quick", results=options.results)
-        takes = f"{'' if expected.timed else '≥ '}{units.whole_seconds(expected.total_s)}"
-        result = _result(newest[name]) if name in newest else units.UNKNOWN
-        rows.append((name, takes, result, experiment.question))
-    for row in rows:
-        cells = [textwrap.wrap(text, width) for text, width in zip(row, LIST_WIDTHS)]
-        for line in zip_longest(*cells, fillvalue=""):
-            print("  ".join(f"{x:{width}}" for x, width in zip(line, LIST_WIDTHS)).rstrip())
-    print("\nquick: how long quick mode takes; ≥: at least, as the experiment has not run here")
-    print(f"\nruns in {options.results}:")
-    folders = [
-        *lab.list_runs(options.results),
-        *lab.list_runs(Path(options.results) / store.SHARED),
-    ]
-    for folder in folders:
-        try:
-            info = store.read_info(folder)
-            said = f"{info.get('mode')}, {info.get('status')}"
-            said += f", from {info[store.SHARED]['from']}" if store.SHARED in info else ""
-        except (ValueError, OSError) as error:  # the others can still be listed
-            said = f"cannot be read: {error}"
-        print(f"  {folder.parent.name}/{folder.name}  {said}")
-    if not folders:
-        print("  none yet")
-
-
-def _result(run: store.StoredRun) -> str:
-    """Return the winner of a run and its mode."""
-    summary = run.summary
-    if summary.has_groups or summary.rows[0].normalized_time is None:
-        return f"{summary.mode} mode"
-    best = winner(summary)
-    return f"{best.variant} {units.normalized(best.normalized_time)}, {summary.mode} mode"
-
-
-def _run(options: Options) -> int:
-    if options.resume:
-        alone = ["run", "--resume", options.resume, "--results", options.results]
-        plain = vars(parser().parse_args(alone))
-        others = [name for name, value in vars(options).items() if value != plain.get(name)]
-        if others:
-            raise ValueError(
-                f"--resume must be given without {', '.join(others)}: a run goes on as it began; "
-                "leave that out, or start a new run"
-            )
-        return _show(lab.resume(lab.find_run(options.resume, options.results).folder))
-    # Build all before running any: a typo in the third name must not cost two runs.
-    built = {}
-    of_documents = (name for name in lab.CATALOG if lab.experiment(name).main_road)
-    for name in options.names or (lab.CATALOG if options.all else of_documents):
-        try:
-            built[name] = request(options, name).build()
-        except ValueError as error:
-            if options.names:
-                raise
-            print(f"{name} is left out: {error}\n", file=sys.stderr)
-    if options.all:
-        return _run_all(options, built)
-    status = 0 if built else 1
-    for name, experiment in built.items():
-        how = {"blocks": options.blocks, "results": options.results}
-        try:
-            status = max(status, _show(lab.run(experiment, options.mode, **how)))
-        except (ValueError, OSError, RuntimeError) as error:
-            if len(built) == 1:
-                raise
-            print(f"labkit: {name}: {error}\n", file=sys.stderr)  # the others can still be run
-            status = 1
-    return status
-
-
-def _run_all(options: Options, built: Mapping[str, lab.Experiment]) -> int:
-    """Run experiments, the cheapest first, under one bar; go on where an earlier call stopped."""
-    here = hardware.provenance()["machine_id"]
-    how = {"blocks": options.blocks, "results": options.results}
-
-    def weigh(info: Mapping[str, object]) -> bool | None:
-        is_asked = info["experiment"] in built and info["provenance"]["machine_id"] == here
-        if is_asked and Request.read(info) == request(options, info["experiment"]):
-            return info["status"] == "finished"
-        return None
-
-    expected = {name: lab.forecast(x, options.mode, **how) for name, x in built.items()}
-    begun = store.newest_runs(options.results, weigh)
-    done = {name for name, run in begun.items() if run.info["status"] == "finished"}
-    waiting = sorted(built.keys() - done, key=lambda name: expected[name].total_s or math.inf)
-    known_s = sum(expected[name].total_s or 0.0 for name in waiting)
-    known = "about" if all(expected[name].timed for name in waiting) else "at least"
-    said = f"{units.count(len(waiting), 'experiment')}, {known} {units.whole_seconds(known_s)}"
-    print(f"{options.mode} mode: {said}; {len(done)} finished before", flush=True)
-    status, progress = 0, _OneBar({name: expected[name].trials for name in waiting})
-    for name in waiting:
-        progress.enter(name)
-        try:
-            if name in begun:
-                run = lab.resume(begun[name].folder, progress=progress)
-            else:
-                run = lab.run(built[name], options.mode, progress=progress, **how)
-            run.save()
-        except BaselineSkipped as reason:
-            progress.say(f"skipped: {reason}")
-        except (ValueError, OSError, RuntimeError) as error:
-            progress.say(str(error))  # the others can still be run
-            status = 1
-    progress.end()
-    _print_claims(ledger.answers(options.results))
-    return status
-
-
-class _OneBar(Progress):
-    """One bar for several runs.
-
-    Args:
-        trials: name -> how many trials are expected.
-    """
-
-    def __init__(self, trials: Mapping[str, int]) -> None:
-        super().__init__("", shown=True)
-        self._left, self._before = dict(trials), 0
-
-    def enter(self, name: str) -> None:
-        """Begin the next of the runs."""
-        self._name = name
-        del self._left[name]
-
-    def start(self, *, total: int, done: int) -> None:
-        total += self._before + sum(self._left.values())
-        super().start(total=total, done=self._before + done)
-
-    def next(self, trial: str) -> None:
-        super().next(f"{self._name}, {trial}")
-
-    def close(self) -> None:
-        self._before = self._bar.n if self._bar else 0
-
-    def end(self) -> None:
-        """End the bar."""
-        super().close()
-
-
-def _roofline(options: Options) -> int:
-    asked = replace(request(options, options.name), roofline=True)
-    how = {"blocks": options.blocks, "results": options.results}
-    return _show(lab.run(asked.build(), options.mode, **how))
-
-
-def request(options: Options, name: str) -> Request:
-    """Return what the options of `labkit run` ask for of one experiment."""
-    return Request(
-        experiment=name,
-        mode=options.mode,
-        blocks=options.blocks,
-        protocol=options.protocol.replace("-", " "),
-        settings={key: getattr(options, key) for key in field_kinds() if hasattr(options, key)},
-        variants=tuple(options.variant),
-        baseline=options.baseline,
-    )
-
-
-def _show(run: lab.Run) -> int:
-    files = run.save()
-    print(f"\n{run.table()}\n\n{run.findings()}\n")
-    print(f"saved in {run.folder}: {', '.join(file.name for file in files)}\n", flush=True)
-    return 0 if run.info["status"] == "finished" else 1
-
-
-def _table(options: Options) -> None:
-    run = lab.find_run(options.run, options.results)
-    if options.json:
-        print(_json([asdict(row) for row in run.summary.rows]))
-    else:
-        print(run.table(detail=True).T.to_string() if options.detail else run.table())
-
-
-def _claims(options: Options) -> None:
-    rows = ledger.answers(options.results, numbers=options.numbers)
-    if options.json:
-        print(_json(rows))
-    else:
-        _print_claims(rows)
-
-
-def _print_claims(rows: list[dict[str, object]]) -> None:
-    for row in rows:
-        print(textwrap.fill(f"{row['number']:>2}  {row['claim']} {row['document']}", 100))
-        said = [f"{side['by']}: {side['says']}" for side in row["sides"]]
-        published = f"published: {row['published']}" if row["published"] else ""
-        here = ": ".join(filter(None, ("here", row["experiment"], row["answer"])))
-        reference = f"reference runs: {row['reference']}" if row["reference"] else ""
-        lines = published, *said, row["footnote"], here, row["roofline"], reference
-        for line in filter(None, lines):
-            print(textwrap.indent(textwrap.fill(line, 94), "      "))
-
-
-def _json(rows: list[dict[str, object]]) -> str:
-    return json.dumps(rows, indent=1, ensure_ascii=False)
-
-
-def _advise(options: Options) -> None:
-    print(lab.advise(options.data_gb, options.memory_gb, results=options.results))
-
-
-def _report(options: Options) -> None:
-    chosen = [lab.find_run(name, options.results) for name in options.runs] or None
-    for path in lab.report(chosen, options.out, results=options.results, markdown=options.markdown):
-        print(f"wrote {path}")
-
-
-def _recipe(options: Options) -> None:
-    written = lab.find_run(options.run, options.results).recipe(options.variant)
-    if options.out is None:
-        print(written, end="")
-    else:
-        options.out.write_text(written, encoding="utf-8")
-        print(f"wrote {options.out}")
-
-
-def _share(options: Options) -> None:
-    path = lab.find_run(options.run, options.results).share(options.out)
-    print(f"wrote {path}, {units.count_bytes(path.stat().st_size)}; open it with: labkit open")
-
-
-def _open(options: Options) -> None:
-    run = lab.open_shared(options.file, options.results)
-    print(f"opened in {run.folder}, from {run.info[store.SHARED]['from']}\n\n{run.table()}")
-
-
 def _diagnose(options: Options) -> int:
-    found = lab.diagnose(**load_target(options.target), budget_s=options.budget_s)
+    found = diagnose(**load_target(options.target), budget_s=options.budget_s)
     print("\n".join([str(found), *(["", found.details()] if options.details else [])]))
     return 1 if found.broken else 0
 
@@ -349,6 +102,9 @@ def _watch(options: Options) -> int:
                 path = options.json.with_stem(options.json.stem + ending)
                 path.write_text(json.dumps(given | watch.facts(), indent=1), encoding="utf-8")
             if options.chart:
+                from labkit.report import bars
+                from labkit.report.charts import watch_chart
+
                 path = options.chart.with_stem(options.chart.stem + ending)
                 bars.write(watch_chart(watch), path)
         except Exception as error:  # the script's own status stays
@@ -359,22 +115,7 @@ def _watch(options: Options) -> int:
 
 
 def _nccl(options: Options) -> None:
-    print(lab.read_nccl_log(options.log))
-
-
-def _calibrate(options: Options) -> None:
-    for input_px in options.input_px:
-        device = lab.calibrate(options.data, input_px, results=options.results)
-        print(f"{device}\nkept in {Path(options.results) / calibration.FILE}")
-
-
-def _doctor(options: Options) -> None:
-    folders = {name: getattr(options, name) for name in media.NAMES}
-    given = {name: Path(folder) for name, folder in folders.items() if folder}
-    if options.write:
-        media.write_media(Path("labkit.toml"), **given)
-    for topic, value, remark in lab.doctor(**given).rows:
-        print(f"{topic:18} {value}" + (f"\n{'':18} → {remark}" if remark else ""))
+    print(read_nccl_log(options.log))
 
 
 # --- options --------------------------------------------------------------------------------
@@ -386,6 +127,8 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         if message.startswith("unrecognized arguments"):
             message += f"; a setting must be one of {', '.join(field_kinds())}"
+        if "invalid choice" in message and (why := install.why_no_lab()):
+            message += f"; every other command {why}"
         self.exit(2, f"labkit: {message}; see `labkit --help` and `labkit COMMAND --help`\n")
 
 
@@ -393,10 +136,6 @@ def parser() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
     whole = _Parser(prog="labkit", description="Why is my GPU at 0 %, and what fixes it?")
     commands = whole.add_subparsers(required=True, metavar="COMMAND", title="commands")
-    results = argparse.ArgumentParser(add_help=False)
-    results.add_argument("--results", default="results", help="folder that holds the results")
-    one_run = argparse.ArgumentParser(add_help=False, parents=[results])
-    one_run.add_argument("run", metavar="RUN", help="run folder, id, or experiment (its newest)")
 
     def add(name: str, command: Callable, text: str, *parents: argparse.ArgumentParser) -> _Parser:
         how = {"help": text, "description": text, "parents": parents, "allow_abbrev": False}
@@ -404,128 +143,33 @@ def parser() -> argparse.ArgumentParser:
         made.set_defaults(command=command)
         return made
 
-    as_json = {"action": "store_true", "help": "print the rows as JSON"}
-    size_gb = {"metavar": "GB", "type": float}
-    file = {"metavar": "FILE", "type": Path}
-
-    add("list", _list, "list the experiments with their newest results, and the runs", results)
-
-    run = add("run", _run, "run experiments and print their tables", results, _run_options())
-    run.usage = "labkit run [NAME ...] [options]"
-    names = "experiments of `labkit list`; unset: those of the documents"
-    which = run.add_mutually_exclusive_group()
-    which.add_argument("names", nargs="*", metavar="NAME", default=[], help=names)
-    every = "all that can run here, the shortest first; the same command continues where it stopped"
-    which.add_argument("--all", action="store_true", help=every)
-    which.add_argument("--resume", metavar="RUN", help="complete a cancelled or killed run")
-
-    text = "measure how fast an experiment trains with slower and faster GPUs"
-    roofline = add("roofline", _roofline, text, results, _run_options())
-    roofline.add_argument("name", metavar="NAME", help="an experiment of `labkit list`")
-
-    table = add("table", _table, "print a run's table", one_run)
-    table.add_argument("--json", **as_json)
-    table.add_argument("--detail", action="store_true", help="print all columns")
-
-    text = "print the documents' claims and what runs on this machine say of each"
-    claims = add("claims", _claims, text, results)
-    claims.add_argument("numbers", nargs="*", type=int, metavar="NUMBER", help="unset: all")
-    claims.add_argument("--json", **as_json)
-
-    text = "print what an SSD, packing or copying first would give for data of a size"
-    advise = add("advise", _advise, text, results)
-    advise.add_argument("--data-gb", **size_gb, required=True, help="size of the images")
-    text = "memory of the machine that trains; unset: of this one"
-    advise.add_argument("--memory-gb", **size_gb, help=text)
-
-    text = "write an HTML report of the newest or of chosen runs"
-    report = add("report", _report, text, results)
-    names = "run folders, ids or experiments; unset: the newest of each experiment"
-    report.add_argument("runs", nargs="*", metavar="RUN", help=names)
-    report.add_argument("--out", metavar="FOLDER", help="folder that takes the report")
-    report.add_argument("--markdown", action="store_true", help="also report.md and its figures")
-
-    recipe = add("recipe", _recipe, "print a run's winner as a PyTorch program", one_run)
-    recipe.add_argument("--variant", metavar="LABEL", help="a variant other than the winner")
-    recipe.add_argument("--out", **file, help="file to write; unset: print it")
-
-    text = "write a run as one file, without names and paths of this machine"
-    share = add("share", _share, text, one_run)
-    share.add_argument("--out", metavar="FILE", help="file or folder; unset: the run's folder")
-
-    open_ = add("open", _open, "open a run that a colleague shared", results)
-    open_.add_argument("file", metavar="FILE", help="made by `labkit share`")
-
-    diagnose = add("diagnose", _diagnose, "find what holds your training loop back")
-    text = "called without arguments; returns (loader, step), or a dict with loader and step"
-    diagnose.add_argument("target", metavar="MODULE:FUNCTION", help=text)
-    diagnose.add_argument("--details", action="store_true", help="print what it rests on, too")
-    text = f"seconds of measuring; unset: {BUDGET_S:g}"
-    diagnose.add_argument("--budget-s", type=float, metavar="S", default=BUDGET_S, help=text)
-
     text = "run a training script, and print how much of its time it waits for data"
     watch = add("watch", _watch, text)
     watch.usage = "labkit watch [--json FILE] [--chart FILE] SCRIPT [arguments of the script]"
     watch.add_argument("script", metavar="SCRIPT", type=_script, help="such as train.py")
     watch.add_argument("arguments", nargs=argparse.REMAINDER, help="what the script is given")
-    watch.add_argument("--json", **file, help="write what was measured")
+    watch.add_argument("--json", metavar="FILE", type=Path, help="write what was measured")
     text = "write a chart: .png, .svg or .pdf"
     watch.add_argument("--chart", metavar="FILE", type=_chart_file, help=text)
+
+    diagnose_ = add("diagnose", _diagnose, "find what holds your training loop back")
+    text = "called without arguments; returns (loader, step), or a dict with loader and step"
+    diagnose_.add_argument("target", metavar="MODULE:FUNCTION", help=text)
+    diagnose_.add_argument("--details", action="store_true", help="print what it rests on, too")
+    text = f"seconds of measuring; unset: {BUDGET_S:g}"
+    diagnose_.add_argument("--budget-s", type=float, metavar="S", default=BUDGET_S, help=text)
 
     text = "print how NCCL connects the GPUs, and where it does not use GPUDirect RDMA"
     nccl = add("nccl", _nccl, text)
     nccl.add_argument("log", metavar="LOG", help="output of a training with NCCL_DEBUG=INFO")
 
-    text = "measure again how fast the simulated GPU computes, for all later runs"
-    calibrate = add("calibrate", _calibrate, text, results)
-    calibrate.add_argument("--data", metavar="DIR", default=lab.Settings.data, help="images")
-    quick_px = MODES["quick"].input_px
-    text = f"sides of the model input; unset: quick mode's {quick_px}"
-    calibrate.add_argument(
-        "--input-px", type=int, nargs="+", metavar="N", default=[quick_px], help=text
-    )
+    if install.why_no_lab():
+        whole.epilog = f"Experiments, notebooks and reports: pip install {install.extra('lab')}"
+    else:
+        from labkit.cli_lab import add_commands
 
-    doctor = add("doctor", _doctor, "print what this machine has, and what will be skipped")
-    for name in media.NAMES:
-        text = "a folder of images" if name == "data" else "a folder on this medium"
-        doctor.add_argument(f"--{name}", metavar="DIR", help=text)
-    doctor.add_argument("--write", action="store_true", help="keep these folders in labkit.toml")
+        add_commands(add)
     return whole
-
-
-def _run_options() -> argparse.ArgumentParser:
-    """Return the options that make a Request."""
-    made = argparse.ArgumentParser(add_help=False)
-    made.add_argument("--mode", default="quick", choices=MODES, help="how much is measured")
-    made.add_argument("--blocks", type=int, help="repetitions; full mode needs 6 or more")
-    made.add_argument(
-        "--protocol",
-        choices=[protocol.replace(" ", "-") for protocol in PROTOCOLS],
-        default=PROTOCOLS[0],
-        help="the document's order, cache states and loop, or the corrected ones",
-    )
-    text = "run this variant only; can be given several times"
-    made.add_argument("--variant", action="append", default=[], metavar="LABEL", help=text)
-    made.add_argument("--baseline", metavar="LABEL", help="reference variant (= 1.0)")
-    settings = made.add_argument_group("settings, for all variants")
-    for name, (kind, choices, _) in field_kinds().items():
-        listed = f" One of: {', '.join(TABLES[name])}." if name in TABLES else ""
-        settings.add_argument(
-            f"--{name.replace('_', '-')}",
-            dest=name,
-            type=_yes_or_no if kind is bool else kind,
-            choices=choices or None,
-            metavar=None if choices else {int: "N", float: "N", bool: "yes|no"}.get(kind, "NAME"),
-            default=argparse.SUPPRESS,
-            help=(help_texts()[name] + listed).replace("%", "%%"),
-        )
-    return made
-
-
-def _yes_or_no(text: str) -> bool:
-    if text not in ("yes", "no"):
-        raise argparse.ArgumentTypeError(f"must be yes or no, got {text!r}")
-    return text == "yes"
 
 
 def _script(text: str) -> Path:
@@ -535,6 +179,10 @@ def _script(text: str) -> Path:
 
 
 def _chart_file(text: str) -> Path:
+    if why := install.why_no_lab():
+        raise argparse.ArgumentTypeError(why)
+    from labkit.report import bars
+
     if Path(text).suffix[1:] not in bars.KINDS:
         kinds = ", ".join(f".{kind}" for kind in bars.KINDS)
         raise argparse.ArgumentTypeError(f"must end in one of {kinds}, got {text!r}")

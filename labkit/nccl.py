@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from labkit import units
+from labkit.report.text_table import text_table
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from labkit.report.table import Table
 
 # A channel was "Ring 00 : 0 -> 1" in 2.4; then "Channel 00 : 0[1a000] -> 1[1b000]", since 2.12
 # "Channel 00/0", since 2.18 with the device's number in the brackets.  "Ring 00 : 0 -> 1 -> 0" and
@@ -46,6 +45,7 @@ TRANSPORTS = {
     "COLLNET": "collnet",
     "Socket": "sockets",
 }
+COLUMNS = ["ranks", "transport", "channels", "in NCCL's words"]
 
 
 class Channel(NamedTuple):
@@ -120,45 +120,49 @@ class NcclLog:
         made = pd.DataFrame(list(self.channels), columns=Channel._fields)
         return made.astype({"connection": "Int64", "target": "Int64", "gdrdma": "boolean"})
 
-    def _shown(self) -> Table:
-        import pandas as pd
-
-        from labkit.report.table import Table
-
+    def _rows(self) -> list[tuple[str, str, str, str]]:
+        """Return the cells of a row per pair of ranks and transport, see `COLUMNS`."""
         found: dict[tuple[str, str], list[Channel]] = {}
         for one in self.channels:
             ranks = " → ".join(str(rank) for rank in (one.source, one.target) if rank is not None)
             direct = " with GPUDirect RDMA" if one.gdrdma else ""
             found.setdefault((ranks, one.transport + direct), []).append(one)
-        rows = [
+        return [
             (
                 *names,
-                len({one[:2] for one in same}),
+                str(len({one[:2] for one in same})),
                 ", ".join(dict.fromkeys(f"{one.end} {one.via}".strip() for one in same)),
             )
             for names, same in found.items()
         ]
-        columns = ["ranks", "transport", "channels", "in NCCL's words"]
+
+    def _heading(self) -> list[str]:
         heading = [self.sentence]
         if self.version:
             heading.append(f"NCCL {self.version}")
         if self.nvls_channels:
             heading.append(units.count(self.nvls_channels, "NVLS channel"))
+        return heading
+
+    def _notes(self) -> list[str]:
         alike: dict[str, list[str]] = {}
         for text in self.disabled:
             alike.setdefault(NUMBER.sub("", text), []).append(text)
-        notes = [
+        return [
             f"{first} ({len(others)} more like it)" if others else first
             for first, *others in alike.values()
         ]
-        frame = pd.DataFrame(rows, columns=columns).set_index("ranks")
-        return Table(frame, heading=heading, notes=notes)
 
     def __repr__(self) -> str:
-        return repr(self._shown())
+        return text_table(COLUMNS, self._rows(), heading=self._heading(), notes=self._notes())
 
     def _repr_html_(self) -> str:
-        return self._shown().to_html()
+        import pandas as pd
+
+        from labkit.report.table import Table
+
+        frame = pd.DataFrame(self._rows(), columns=COLUMNS).set_index(COLUMNS[0])
+        return Table(frame, heading=self._heading(), notes=self._notes()).to_html()
 
 
 def read_nccl_log(path: Path | str) -> NcclLog:

@@ -102,7 +102,11 @@ def _needs_rivals(item):
 
 def _missing_rivals():
     missing = [name for name in ("tensorflow", "nvidia.dali") if not _is_installed(name)]
-    return f"not installed: {', '.join(missing)}; pip install 'labkit[rivals]'" if missing else ""
+    return (
+        f"not installed: {', '.join(missing)}; pip install 'torch-labkit[rivals]'"
+        if missing
+        else ""
+    )
 
 
 def _is_installed(module):

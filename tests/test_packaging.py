@@ -1,11 +1,13 @@
 """pyproject (ranges), constraints (what was tested) and environment.yml stay together."""
 
+import subprocess
 import tomllib
 from importlib import metadata
 from pathlib import Path
 
 import pytest
 import yaml
+from packaging.markers import default_environment
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -13,46 +15,52 @@ ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 LINES = (ROOT / "constraints.txt").read_text().splitlines()
-PINNED = [Requirement(line) for line in LINES if line and not line.startswith("#")]
-PINS = {canonicalize_name(pin.name): pin for pin in PINNED}
-# What `dev` takes of labkit's own extras is listed there.
-OF_DEV = [line for line in EXTRAS["dev"] if not line.startswith("labkit[")]
-OPTIONAL = [line for extra in ("formats", "remote", "spark") for line in EXTRAS[extra]]
-WANTED = list(map(Requirement, [*PROJECT["dependencies"], *OF_DEV, *OPTIONAL]))
-# Too large for `dev`, or made for CUDA alone; test_rivals.py and parts/decoding say where they are
-# missing.
-RIVALS = list(map(Requirement, EXTRAS["rivals"]))
-NOT_IN_DEV = [*RIVALS, *map(Requirement, EXTRAS["decoders"])]
+PINS = [Requirement(line) for line in LINES if line and not line.startswith("#")]
+WANTED = [
+    Requirement(line)
+    for lines in (PROJECT["dependencies"], *EXTRAS.values())
+    for line in lines
+    if not line.startswith(PROJECT["name"])
+]
+# The first release of each supported Python: a pin for a later one would exclude it.
+PYTHONS = ("3.11.0", "3.12.0", "3.13.0")
 
 
-@pytest.mark.parametrize("wanted", [*WANTED, *NOT_IN_DEV], ids=lambda wanted: wanted.name)
-def test_every_dependency_is_pinned_inside_its_range(wanted):
-    (pin,) = PINS[canonicalize_name(wanted.name)].specifier
+@pytest.mark.parametrize("python", PYTHONS)
+@pytest.mark.parametrize("wanted", WANTED, ids=lambda wanted: wanted.name)
+def test_every_dependency_has_one_pin_inside_its_range(wanted, python):
+    linux = {"sys_platform": "linux", "os_name": "posix", "platform_machine": "x86_64"}
+    place = default_environment() | linux
+    place |= {"python_full_version": python, "python_version": python.rpartition(".")[0]}
+    pins = [
+        pin
+        for pin in PINS
+        if canonicalize_name(pin.name) == canonicalize_name(wanted.name)
+        and (pin.marker is None or pin.marker.evaluate(place))
+    ]
+    ((pin,),) = ((*pin.specifier,) for pin in pins)
     assert pin.operator == "=="
     assert wanted.specifier.contains(pin.version)
 
 
-@pytest.mark.parametrize("wanted", WANTED, ids=lambda wanted: wanted.name)
-def test_what_is_tested_here_is_what_is_pinned(wanted):
-    (pin,) = PINS[canonicalize_name(wanted.name)].specifier
-    # torch names its build behind a plus: 2.13.0+cpu
-    assert metadata.version(wanted.name).split("+")[0] == pin.version
-
-
-@pytest.mark.needs_rivals
-@pytest.mark.parametrize("wanted", RIVALS, ids=lambda wanted: wanted.name)
-def test_the_rivals_tested_here_are_what_is_pinned(wanted):
-    test_what_is_tested_here_is_what_is_pinned(wanted)
-
-
-def test_conda_installs_the_pinned_set_with_a_supported_python():
+def test_conda_names_the_labs_packages_and_a_supported_python():
     environment = yaml.safe_load((ROOT / "environment.yml").read_text())
     *conda, pip = environment["dependencies"]
     (python,) = (Requirement(line.replace("=", "==")) for line in conda if line.startswith("pyth"))
     (version,) = python.specifier
     assert Requirement(f"python{PROJECT['requires-python']}").specifier.contains(version.version)
-    assert pip["pip"] == ["--constraint constraints.txt", "--editable ."]
+    options = [line for line in pip["pip"] if line.startswith("-")]
+    assert options == ["--constraint constraints.txt", "--editable .[lab]"]
+    names = {line for line in pip["pip"] if not line.startswith("-")}
+    assert names == {Requirement(line).name for line in EXTRAS["lab"]}
 
 
 def test_the_command_line_is_installed():
     assert any(point.name == "labkit" for point in metadata.entry_points(group="console_scripts"))
+
+
+def test_no_text_installs_the_stranger_of_this_name():
+    pattern = r"""pip3? install (-\S+ )*['"]?labkit\b"""
+    command = ["git", "grep", "-nIP", pattern, "--", ".", ":!results"]
+    shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (shown.stdout, shown.stderr) == ("", "")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from statistics import fmean, quantiles, stdev
+from statistics import NormalDist, fmean, quantiles, stdev
 
 ALPHA = 0.05
 # The smallest practical difference; fixed before any run.
@@ -21,6 +21,46 @@ POWER = 0.8
 MAX_AA_DIFFERENCE = DELTA / 2
 UNSTABLE = "machine unstable"
 OUTER_FENCE = 3.0  # Tukey: beyond 3 interquartile ranges is "far out"
+
+
+def t_cdf(t: float, df: int) -> float:
+    """Return the probability that a variable of Student's t-distribution is at most `t`.
+
+    The core has no SciPy; for whole degrees of freedom the distribution is a finite sum.
+
+    Args:
+        t: any number; results below about 1e-15 are rounded to 0.
+        df: degrees of freedom, at least 1.
+
+    Source: Abramowitz and Stegun, "Handbook of Mathematical Functions", 26.7.3 and 26.7.4.
+    """
+    angle = math.atan(t / math.sqrt(df))
+    sine, cosine2 = math.sin(angle), math.cos(angle) ** 2
+    is_odd = df % 2
+    term = sine * math.cos(angle) if is_odd else sine
+    total = 0.0
+    for k in range(df // 2):
+        total += term
+        term *= cosine2 * (2 * k + 1 + is_odd) / (2 * k + 2 + is_odd)
+    within = 2 / math.pi * (angle + total) if is_odd else total
+    return min(max((1 + within) / 2, 0.0), 1.0)
+
+
+def t_quantile(p: float, df: int) -> float:
+    """Return the value that a variable of Student's t-distribution does not exceed with `p`.
+
+    Args:
+        p: between 0 and 1.
+        df: degrees of freedom, at least 1.
+    """
+    low, high = -1.0, 1.0
+    while t_cdf(low, df) > p:
+        low *= 2
+    while t_cdf(high, df) < p:
+        high *= 2
+    while low < (middle := (low + high) / 2) < high:
+        low, high = (middle, high) if t_cdf(middle, df) < p else (low, middle)
+    return middle
 
 
 def log_ratio(time_s: float, base_s: Sequence[float]) -> float:
@@ -70,12 +110,10 @@ def paired_interval(d: Sequence[float]) -> tuple[float, float]:
     Raises:
         ValueError: fewer than two blocks.
     """
-    from scipy.special import stdtrit
-
     n = len(d)
     if n < 2:
         raise ValueError(f"d must be at least 2 blocks, got {n}; measure more blocks")
-    half = float(stdtrit(n - 1, 1 - ALPHA / 2)) * stdev(d) / math.sqrt(n)
+    half = t_quantile(1 - ALPHA / 2, n - 1) * stdev(d) / math.sqrt(n)
     return fmean(d) - half, fmean(d) + half
 
 
@@ -107,12 +145,10 @@ def equivalence_p_value(d: Sequence[float]) -> float:
 
 def _upper_tail(distance: float, d: Sequence[float]) -> float:
     """Return the probability that a mean of such values is by chance so far from the truth."""
-    from scipy.special import stdtr
-
     s = stdev(d)
     if s == 0:  # identical blocks leave no doubt
         return 0.0 if distance > 0 else 0.5 if distance == 0 else 1.0
-    return float(stdtr(len(d) - 1, -distance * math.sqrt(len(d)) / s))
+    return 1 - t_cdf(distance * math.sqrt(len(d)) / s, len(d) - 1)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -141,9 +177,7 @@ def detectable_share(s: float, n: int, alpha: float) -> float:
     Returns:
         A share: 0.05 is a variant that takes 1.05 times as long.
     """
-    from scipy.special import stdtrit
-
-    both = float(stdtrit(n - 1, 1 - alpha / 2)) + float(stdtrit(n - 1, POWER))
+    both = t_quantile(1 - alpha / 2, n - 1) + t_quantile(POWER, n - 1)
     return math.expm1(both * s / math.sqrt(n))
 
 
@@ -154,10 +188,8 @@ def blocks_needed(s: float, alpha: float) -> int:
         s: standard deviation of the log-ratios.
         alpha: the level of the test, Holm included.
     """
-    from scipy.special import ndtri
-
     # At 5 % the quantiles add up to 2.8; two more blocks pay for not knowing s.
-    both = float(ndtri(1 - alpha / 2)) + float(ndtri(POWER))
+    both = NormalDist().inv_cdf(1 - alpha / 2) + NormalDist().inv_cdf(POWER)
     return math.ceil((both * s / DELTA) ** 2 + 2)
 
 

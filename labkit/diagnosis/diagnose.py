@@ -161,20 +161,25 @@ class Diagnosis:
         """Return what the screen rests on: every arm, every part of a batch, what did not help."""
         return "\n".join(text.details(self))
 
-    def table(self) -> pd.DataFrame:
-        """Return a row per arm: step_s, epoch_s, and CPU seconds of a step, cpu_s."""
-        import pandas as pd
-
-        rows = {}
+    def arms(self) -> dict[str, tuple[float, float | None, float]]:
+        """Return arm -> step_s, epoch_s and CPU seconds of a step, each the mean of its blocks."""
+        arms = {}
         for arm, title in ARMS.items():
             if stretches := self.measured.of(arm):
                 epochs_s = [s.epoch_s for s in stretches if s.epoch_s is not None]
-                rows[title] = (
+                arms[title] = (
                     fmean(s.step_s for s in stretches),
                     fmean(epochs_s) if epochs_s else None,
                     fmean(s.cpu_s for s in stretches),
                 )
-        return pd.DataFrame.from_dict(rows, orient="index", columns=["step_s", "epoch_s", "cpu_s"])
+        return arms
+
+    def table(self) -> pd.DataFrame:
+        """Return a row per arm: step_s, epoch_s, and CPU seconds of a step, cpu_s."""
+        import pandas as pd
+
+        columns = ["step_s", "epoch_s", "cpu_s"]
+        return pd.DataFrame.from_dict(self.arms(), orient="index", columns=columns)
 
 
 def conclude(m: Measured, proposed: tuple[Remedy, ...] | None = None) -> Diagnosis:

@@ -76,8 +76,8 @@ def details(found: Diagnosis) -> Iterator[str]:
 def _arms(found: Diagnosis) -> Iterator[str]:
     if first_s := found.measured.first_s:
         yield f"first steps, loading and computing: {units.seconds(first_s)} a step"
-    for title, row in found.table().iterrows():
-        yield f"{title}: {units.seconds(row['step_s'])} a step"
+    for title, (step_s, *_) in found.arms().items():
+        yield f"{title}: {units.seconds(step_s)} a step"
 
 
 def _rate(per_s: float) -> str:

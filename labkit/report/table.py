@@ -8,8 +8,6 @@ This module imports pandas, so import it where a table is made.
 from __future__ import annotations
 
 import re
-import textwrap
-import unicodedata
 import zlib
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -24,6 +22,7 @@ from labkit.analysis.roofline import steady_rate
 from labkit.analysis.stand_ins import stand_ins
 from labkit.analysis.summary import Row, Summary
 from labkit.report import words
+from labkit.report.text_table import text_table
 from labkit.runs.operation_trials import LOOK_UPS, SAMPLE
 
 _LINE = "1px solid rgba(128, 128, 128, .35)"  # on light and dark pages
@@ -82,17 +81,7 @@ class Table(Styler.from_custom_template(Path(__file__).parent, html_table="table
         return super().to_html(*args, **{"sparse_index": False, "header": header, **more, **kwargs})
 
     def __repr__(self) -> str:
-        cells = [self.header, *self.rows]
-        widths = [max(map(_columns, column)) for column in zip(*cells)]
-        lines = [
-            "  ".join(cell + " " * (width - _columns(cell)) for cell, width in zip(row, widths))
-            for row in cells
-        ]
-        head, *body = (line.rstrip() for line in lines)
-        shown = [*self.heading, ""] if self.heading else []
-        shown += [head, "  ".join("-" * width for width in widths)]
-        notes = (textwrap.fill(x, 98, subsequent_indent="  ") for x in self.notes)
-        return "\n".join([*shown, *body, *([""] if self.notes else []), *(f"- {x}" for x in notes)])
+        return text_table(self.header, self.rows, heading=self.heading, notes=self.notes)
 
 
 class Tables(dict):
@@ -176,8 +165,3 @@ def _html(text: str) -> str:
     # An interval and a number with its unit stay on one line.
     joined = re.sub(r"\[[^\]]*\]|^[\d.,]+ \S+$", lambda m: m[0].replace(" ", "\u00a0"), text)
     return escape(joined)
-
-
-def _columns(text: str) -> int:
-    """Count the terminal columns of a text: Chinese characters take two."""
-    return sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in text)

@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 from filelock import FileLock, Timeout
 
-from labkit import units
+from labkit import install, units
 from labkit.contracts import Annotation, Cancelled, Content, Reader, Sample, Skip
 from labkit.files import bar, whole_folder, write_whole
 from labkit.machine import hardware
@@ -59,8 +59,9 @@ UNREADABLE: dict[str, Content] = {PIXELS: np.zeros((0, 0, 3), np.uint8), SAMPLE:
 NO_BOXES = Annotation(boxes_xyxy=np.zeros((0, 4), np.float32), category_ids=np.zeros(0, np.int64))
 JPEG_QUALITY = 95  # about that of ImageNet's files
 SPARK_NEEDS = (
-    "spark must have pyspark and Java 17 or newer, got {}; pip install 'labkit[spark]', and "
-    "on Debian or Ubuntu apt-get install openjdk-17-jre-headless"
+    "spark must have pyspark and Java 17 or newer, got {}; "
+    f"pip install {install.extra('spark')}, "
+    "and on Debian or Ubuntu apt-get install openjdk-17-jre-headless"
 )
 
 

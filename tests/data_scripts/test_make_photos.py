@@ -15,10 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_scripts.make_photos import main, make_photos
-from data_scripts.photo_scenes import annotate, plan_scene, visible_map
+from data_scripts.make_photos import main
 from labkit.contracts import Skip
 from labkit.parts.packing import PACKINGS
+from labkit.photos.make import make_photos
+from labkit.photos.scenes import annotate, plan_scene, visible_map
 from tests.places import contents
 
 REPOSITORY = Path(__file__).parents[2]

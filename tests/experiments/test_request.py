@@ -8,7 +8,7 @@ import pytest
 from fakes import fake_info
 
 import labkit as lab
-from labkit import cli
+from labkit import cli, cli_lab
 from labkit.experiments.request import Request
 from labkit.report import run
 from labkit.settings import AS_PUBLISHED
@@ -44,7 +44,7 @@ def test_the_command_line_asks_for_the_same(request_):
     assert program == "labkit"
     options = cli.parser().parse_args(words)
     (name,) = [options.name] if request_.roofline else options.names
-    assert replace(cli.request(options, name), roofline=words[0] == "roofline") == request_
+    assert replace(cli_lab.request(options, name), roofline=words[0] == "roofline") == request_
 
 
 @pytest.mark.parametrize("request_", REQUESTS, ids=str)

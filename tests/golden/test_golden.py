@@ -290,7 +290,7 @@ def write(name: str, entries: Mapping[str, object]) -> None:
 
 
 def write_all() -> None:
-    from data_scripts.make_photos import make_photos
+    from labkit.photos.make import make_photos
 
     runs = sorted(path.parent.name for path in EXAMPLES.glob("*/run.json"))
     write(

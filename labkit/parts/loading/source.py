@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from labkit import install
 from labkit.settings import Settings
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
     Batch = dict[str, torch.Tensor]
 
-RIVALS = "'labkit[rivals]'"  # what pip installs tf.data and DALI by
+RIVALS = install.extra("rivals")  # tf.data and DALI
 
 
 class Source(Protocol):

@@ -33,7 +33,7 @@ from labkit.parts.packing.manifest import (
 
 LAYOUTS = (
     "accepted are images/ with annotations.json, COCO's val2017/ with annotations/, "
-    "or any tree of .jpg files; `python data_scripts/make_photos.py data/photos` makes some"
+    'or any tree of .jpg files; labkit.make_photos("data/photos") makes some'
 )
 
 

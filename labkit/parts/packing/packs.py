@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from labkit import install
 from labkit.contracts import Annotation, Content, Skip, open_library
 from labkit.files import write_whole
 from labkit.parts.packing.boxes import Listing
@@ -30,7 +31,7 @@ from labkit.parts.packing.manifest import MANIFEST, difference, read_manifest, s
 PACK_SCHEMA = 2
 INDEX = "index.npz"
 AGAIN = "pack the data again"
-FORMATS = "'labkit[formats]'"  # what pip installs the libraries by
+FORMATS = install.extra("formats")
 
 # What is stored of an image -> what a reader returns for it.
 #   jpeg, resized   a JPEG file                       bytes

@@ -16,6 +16,7 @@ from pathlib import Path, PurePath
 from urllib.parse import quote, unquote, urlsplit
 from urllib.request import url2pathname
 
+from labkit import install
 from labkit.contracts import Cancelled
 from labkit.files import bar, whole
 
@@ -64,7 +65,7 @@ def local_folder(
     try:
         system, root = fsspec.url_to_fs(data.rstrip("/"))
     except ImportError as error:
-        raise ImportError(f"{error}; for https: pip install 'labkit[remote]'") from error
+        raise ImportError(f"{error}; for https: pip install {install.extra('remote')}") from error
     except ValueError as error:
         raise ValueError(
             f"data must be a folder or a URL that fsspec knows, got {data!r}"

@@ -188,7 +188,7 @@ def test_a_library_that_is_not_installed_is_a_skip_with_the_line_that_installs_i
     module, packing, stored, tmp_path, monkeypatch
 ):
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(Skip, match=r"not installed; pip install 'labkit\[formats\]'$"):
+    with pytest.raises(Skip, match=r"not installed; pip install 'torch-labkit\[formats\]'$"):
         write(packing, tmp_path / "pack", some_samples(stored), stored)
 
 

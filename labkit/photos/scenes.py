@@ -4,7 +4,7 @@
                                       → paint    → pixels
 
 Photographs have edges where objects hide each other, which cost a decoder more work than smooth
-pictures; their fine grain is in `photo_textures`. Painting and annotating share one map of what is
+pictures; their fine grain is in `textures`. Painting and annotating share one map of what is
 visible, so that the boxes are exact.
 
 Source: A. B. Lee, D. Mumford, J. Huang, "Occlusion models for natural images",
@@ -18,15 +18,15 @@ from dataclasses import dataclass
 import cv2
 import numpy as np
 
-from data_scripts.photo_textures import (
+from labkit.contracts import Annotation
+from labkit.parts.packing.boxes import CATEGORIES
+from labkit.photos.textures import (
     NOISE_LEVELS,
     cut_texture,
     multiply,
     random_crop,
     sensor_noise,
 )
-from labkit.contracts import Annotation
-from labkit.parts.packing.boxes import CATEGORIES
 
 # (width, height) -> share of images; COCO's long side is 640 and most sides come from 4:3 and 3:2.
 SIZES_PX = {

@@ -1,0 +1,1 @@
+"""Synthetic photographs: scenes, their textures, and the files of a dataset."""
