@@ -54,7 +54,7 @@ clean:
 # pip would compile every module of every package, half a minute for what nobody imports; so the
 # big ones are imported once instead, which compiles what is used.
 .venv/lab: pyproject.toml constraints.txt
-	@echo "Installing into .venv: downloads about @SIZE@"
+	@echo "Installing into .venv: downloads about 0.5 GB"
 	$(PYTHON) -m venv .venv
 	$(INSTALL) 'pip>=23.1'  # an older one runs the deprecated setup.py of prefetch_generator
 	$(INSTALL) --editable '.[lab]'

@@ -16,10 +16,11 @@ from itertools import zip_longest
 from pathlib import Path
 
 import labkit as lab
-from labkit import units
+from labkit import install, units
 from labkit.analysis.winner import winner
 from labkit.claims import ledger
 from labkit.experiments.request import Request
+from labkit.files import write_whole
 from labkit.machine import hardware, media
 from labkit.resolve import TABLES
 from labkit.runs import calibration, store
@@ -281,6 +282,24 @@ def _calibrate(options: Options) -> None:
         print(f"{device}\nkept in {Path(options.results) / calibration.FILE}")
 
 
+def _notebooks(options: Options) -> None:
+    pages = [
+        *(install.SHIPPED / "notebooks").glob("*.ipynb"),
+        *(install.SHIPPED / "docs").glob("*.md"),
+    ]
+    copied = 0
+    for page in pages:
+        copy = options.folder / ("docs" if page.suffix == ".md" else "") / page.name
+        if not copy.exists():  # may have been changed
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            text = page.read_text(encoding="utf-8").replace("](../docs/", "](docs/")
+            write_whole(copy, text)
+            copied += 1
+    kept = f"; {units.count(len(pages) - copied, 'file')} left as before" * (copied < len(pages))
+    print(f"{units.count(copied, 'file')} in {options.folder}{kept}")
+    print(f"open them with: jupyter lab {options.folder / '00_start.ipynb'}")
+
+
 def _doctor(options: Options) -> None:
     folders = {name: getattr(options, name) for name in media.NAMES}
     given = {name: Path(folder) for name, folder in folders.items() if folder}
@@ -364,6 +383,11 @@ def add_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
     calibrate.add_argument(
         "--input-px", type=int, nargs="+", metavar="N", default=[quick_px], help=text
     )
+
+    notebooks = add(
+        "notebooks", _notebooks, "copy the notebooks, and the documentation they link to"
+    )
+    notebooks.add_argument("folder", metavar="DIR", type=Path, help="new files are added to it")
 
     doctor = add("doctor", _doctor, "print what this machine has, and what will be skipped")
     for name in media.NAMES:

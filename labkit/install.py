@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
+from pathlib import Path
+
+PACKAGE = Path(__file__).parent
+CHECKOUT = PACKAGE.parent
+# What holds notebooks/, docs/ and results/: in a wheel a folder of the package.
+SHIPPED = PACKAGE / "shipped" if (PACKAGE / "shipped").is_dir() else CHECKOUT
 
 # What the lab imports, beside what the core does.  opencv-python-headless is the same cv2.
 LAB = (

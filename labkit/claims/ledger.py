@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-from labkit import units
+from labkit import install, units
 from labkit.analysis.roofline import OUT_OF_REACH, is_out_of_reach, least_time, published_takes
 from labkit.analysis.stand_ins import EMULATED_WORDS, beside_the_loader, find_stand_ins
 from labkit.analysis.statistics import DELTA, UNSTABLE, agreement
@@ -27,7 +27,7 @@ from labkit.settings import AS_PUBLISHED, MIN_JUDGED_BLOCKS, MODES
 
 JUDGED = 2  # weight of a run with verdicts
 # Runs in full mode that come with the project, a folder for each machine.
-REFERENCE = hardware.CHECKOUT / "results" / "examples"
+REFERENCE = install.SHIPPED / "results" / "examples"
 NO_DIFFERENCE = "no practical difference"
 OPPOSITE = {"faster": "slower", "slower": "faster"}
 # What runs show of a claim.

@@ -21,10 +21,10 @@ from importlib import metadata
 from pathlib import Path
 
 from labkit import units
+from labkit.install import CHECKOUT
 from labkit.machine import procfs
 from labkit.machine.gpu import cuda
 
-CHECKOUT = Path(__file__).parents[2]
 MACHINE_ID_SHOWN = 6  # letters, enough to tell a few machines apart
 
 # A variant that needs a missing one is skipped.
