@@ -71,7 +71,6 @@ def fake_proved(
     cache: str,
     *,
     resident: float | None = None,
-    rotational: bool | None = None,
     file_bytes: int | None = None,
     device_read_bytes: int | None = None,
 ) -> Trial:
@@ -83,7 +82,7 @@ def fake_proved(
         "device_read_bytes": device_read_bytes,
     }
     trial = fake_trial("v", 0, labels={**LABELS, "cache": cache})
-    return replace(trial, cache_proof=proof, medium={"rotational": rotational})
+    return replace(trial, cache_proof=proof)
 
 
 def fake_logged(trial: Trial, **log: float | None) -> Trial:

@@ -161,11 +161,9 @@ def cache_violation(trial: Trial) -> str:
     proof = trial.cache_proof
     wanted, before = trial.labels.get("cache"), proof.get("resident_share_before")
     fetched, files = proof.get("device_read_bytes"), proof.get("file_bytes")
-    # Only of a disk that the kernel knows are the bytes counted: not of a network's.  A resident
-    # batch was read before the epochs: no byte of them shows.
-    on_disk = trial.medium.get("rotational") is not None
-    on_disk = on_disk and "loading" not in traits(trial.settings).leaves_out
-    from_device = fetched / files if fetched is not None and files and on_disk else None
+    # A resident batch was read before the epochs: no byte of them shows.
+    is_read = "loading" not in traits(trial.settings).leaves_out
+    from_device = fetched / files if fetched is not None and files and is_read else None
     if (percent := trial.settings.get("cached")) is not None:
         shares = shares_before(trial)
         if None in shares:

@@ -2,6 +2,8 @@
 
     cachestat(2), Linux 6.5+  →  else mincore(2)  →  else "unknown"
 
+A counter that finds nothing is believed only if it notices that a page is read: on overlayfs, which
+containers use, cachestat asks an inode that never holds pages, while mincore maps the file below.
 Pages not yet written to disk cannot be evicted, nor can those that another process has mapped.
 cachestat and mincore answer only about files that the user owns or may write; about others mincore
 says that everything is resident (kernel commit 134fca9063ad).
@@ -44,7 +46,7 @@ def evict(path: Path, keep: Sequence[tuple[int, int]] = ()) -> None:
         AttributeError: there is no posix_fadvise on this platform.
     """
     with path.open("rb", buffering=0) as file:
-        if not _is_clean(file):
+        if not _is_clean(file, path):
             os.fdatasync(file.fileno())
         if keep != [(0, _size_bytes(file))]:
             # Length 0 is up to the end: a length that ends inside a page keeps that page.
@@ -67,12 +69,33 @@ def residency(extents: Iterable[Path | Extent]) -> tuple[float | None, str]:
         OSError: a file cannot be opened.
     """
     extents = list(extents)
-    for name, count in COUNTERS.items():
+    for name in COUNTERS:
         try:
-            return _share(extents, count), name
+            return _share(extents, name), name
         except _CannotCount:
             continue
     return None, "unknown"
+
+
+def fetched_bytes(path: Path) -> int:
+    """Evict a file, read its first page, and return what the kernel says this process fetched.
+
+    Returns:
+        Bytes from a device; 0 where the kernel does not count them, as with a network's files.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    import psutil
+
+    try:
+        counters = psutil.Process().io_counters
+        before = counters().read_bytes
+        evict(path)
+        _read_page(path, 0)
+        return counters().read_bytes - before
+    except (AttributeError, psutil.Error):  # not on this platform, or hidden from us
+        return 0
 
 
 class _CannotCount(Exception):  # noqa: N818 - the next way of counting is tried
@@ -83,17 +106,49 @@ def _size_bytes(file: FileIO) -> int:
     return os.fstat(file.fileno()).st_size
 
 
-def _share(extents: list[Path | Extent], count: Callable[[FileIO, int, int], int]) -> float | None:
-    resident = pages = 0
+def _share(extents: list[Path | Extent], counter: str) -> float | None:
+    pages = 0
+    resident: dict[int, int] = {}  # of each filesystem
+    empty: dict[int, tuple[Path, int]] = {}  # filesystem -> a page that does not seem resident
     for extent in extents:
         path, *span = extent if isinstance(extent, tuple) else (extent,)
         with path.open("rb", buffering=0) as file:
             start, stop = span or (0, _size_bytes(file))
             if start < stop:
                 start -= start % mmap.PAGESIZE
-                resident += count(file, start, stop)
+                held = COUNTERS[counter](file, start, stop)
+                filesystem = os.fstat(file.fileno()).st_dev
+                resident[filesystem] = resident.get(filesystem, 0) + held
                 pages += -(-(stop - start) // mmap.PAGESIZE)
-    return resident / pages if pages else None
+                if not held:
+                    empty.setdefault(filesystem, (path, start))
+    for filesystem, page in empty.items():
+        if not resident[filesystem] and not _notices_reads(counter, filesystem, *page):
+            raise _CannotCount
+    return sum(resident.values()) / pages if pages else None
+
+
+# (counter, filesystem) -> whether it notices that a page is read.
+_NOTICES: dict[tuple[str, int], bool] = {}
+
+
+def _notices_reads(counter: str, filesystem: int, path: Path, start: int) -> bool:
+    """Return whether a counter that says that a page is not resident says so no more once it is."""
+    key = (counter, filesystem)
+    if key not in _NOTICES:
+        with path.open("rb", buffering=0) as file:
+            _read_page(path, start)
+            _NOTICES[key] = COUNTERS[counter](file, start, start + 1) > 0
+            if can_evict():  # as it was before
+                os.posix_fadvise(file.fileno(), start, mmap.PAGESIZE, os.POSIX_FADV_DONTNEED)
+    return _NOTICES[key]
+
+
+def _read_page(path: Path, start: int) -> None:
+    with path.open("rb", buffering=0) as file:
+        if can_evict():  # without reading ahead
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+        os.pread(file.fileno(), 1, start)
 
 
 @cache
@@ -168,10 +223,12 @@ COUNTERS: dict[str, Callable[[FileIO, int, int], int]] = {
 }
 
 
-def _is_clean(file: FileIO) -> bool:
+def _is_clean(file: FileIO, path: Path) -> bool:
     """Whether everything is known to be on the disk; a sync for nothing costs a disk's flush."""
     try:
         stat = _cachestat(file, 0, _size_bytes(file))
     except _CannotCount:
         return False
-    return not stat.dirty and not stat.write_back
+    if stat.resident or not _size_bytes(file):
+        return not stat.dirty and not stat.write_back
+    return _notices_reads("cachestat", os.fstat(file.fileno()).st_dev, path, 0)

@@ -324,13 +324,14 @@ def _outliers(row: Row) -> str:
 
 
 def _cache(row: Row) -> str:
-    """Return the cache state with its measurement; "cold (not measured)" without one."""
+    """Return the cache state with its measurement; "warm, not verified" without one."""
     cache, before, read = row.labels.get("cache", ""), row.resident_share_before, 0.0
     measured = [] if before is None else [f"{units.percent(before)} in memory before"]
     if row.device_read_share is not None:
         read = row.device_read_share
         measured.append(f"{units.percent(read)} of bytes from disk")
     is_verified = cache in ("cold", "warm") and before is not None
+    is_verified |= cache == "cold" and row.device_read_share is not None
     if is_verified and len(row.epochs_s[0]) == 2 and 0.45 < read < 0.55:
         measured = ["epoch 1 from disk, epoch 2 from memory"]
     if row.swapped_pages:
@@ -338,6 +339,8 @@ def _cache(row: Row) -> str:
     found = ", ".join(measured)
     if is_verified:
         return f"{cache}, verified: {found}"
+    if cache in ("cold", "warm"):
+        return f"{cache}, not verified" + f": {found}" * bool(found)
     return f"{cache} ({found or 'not measured'})" if cache else found
 
 

@@ -126,10 +126,9 @@ def _make_cold(source: Source, settings: Settings) -> bool:
     if settings.cache != "cold":
         return False
     try:
-        proof = source.prepare_cache("cold")
+        return source.prepare_cache("cold")["wanted"] == "cold"
     except (Skip, OSError):
         return False
-    return proof["resident_share_before"] is not None
 
 
 def _watch_opens() -> list[str]:

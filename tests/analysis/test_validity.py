@@ -45,7 +45,6 @@ def test_a_label_is_believed_as_far_as_what_memory_held(cache, resident, violati
     assert cache_violation(fake_proved(cache, resident=resident)) == violation
 
 
-@pytest.mark.parametrize("rotational", [True, False])
 @pytest.mark.parametrize(
     ("cache", "fetched", "violation"),
     [
@@ -61,15 +60,11 @@ def test_a_label_is_believed_as_far_as_what_memory_held(cache, resident, violati
         ("as found", 100 * MB, ""),
     ],
 )
-def test_on_a_disk_that_the_kernel_knows_its_bytes_must_agree(
-    cache, fetched, violation, rotational
-):
+def test_bytes_that_the_kernel_counts_must_agree(cache, fetched, violation):
     # Of warm files only where memory could not be looked at: programs are read, too.
     resident = None if cache == "warm" else 0.0
     proof = {"resident": resident, "file_bytes": 100 * MB, "device_read_bytes": fetched}
-    assert cache_violation(fake_proved(cache, rotational=rotational, **proof)) == violation
-    # Elsewhere, as on a network, nobody counts them.
-    assert cache_violation(fake_proved(cache, rotational=None, **proof)) == ""
+    assert cache_violation(fake_proved(cache, **proof)) == violation
 
 
 def test_what_memory_lost_meanwhile_was_not_warm():
@@ -82,16 +77,15 @@ def test_what_memory_lost_meanwhile_was_not_warm():
     assert cache_violation(lost) == "not warm: 60.0 % of the files were in memory after the epochs"
 
 
-@pytest.mark.parametrize("rotational", [True, None])
-def test_nothing_known_is_no_proof_of_cold_and_speaks_against_nothing_else(rotational):
+def test_nothing_known_is_no_proof_of_cold_and_speaks_against_nothing_else():
     unknown = "not known to be cold: neither memory nor the disk's bytes could be looked at"
-    assert cache_violation(fake_proved("cold", resident=None, rotational=rotational)) == unknown
-    assert cache_violation(fake_proved("warm", resident=None, rotational=rotational)) == ""
-    assert cache_violation(fake_proved("as found", resident=None, rotational=rotational)) == ""
+    assert cache_violation(fake_proved("cold", resident=None)) == unknown
+    assert cache_violation(fake_proved("warm", resident=None)) == ""
+    assert cache_violation(fake_proved("as found", resident=None)) == ""
 
 
 def test_a_resident_batch_was_read_beforehand_so_cold_files_stay_where_they_are():
-    proof = {"resident": 0.0, "file_bytes": 100 * MB, "device_read_bytes": 0, "rotational": True}
+    proof = {"resident": 0.0, "file_bytes": 100 * MB, "device_read_bytes": 0}
     trial = replace(fake_proved("cold", **proof), settings={"loader": "resident"})
     assert cache_violation(trial) == ""
     assert cache_violation(replace(trial, settings={"loader": "torch"})).startswith(
@@ -111,9 +105,7 @@ def test_a_resident_batch_was_read_beforehand_so_cold_files_stay_where_they_are(
     ],
 )
 def test_where_a_share_was_asked_every_epoch_must_begin_with_it(shares, fetched, violation):
-    trial = fake_proved(
-        "50 % cached", rotational=True, file_bytes=100 * MB, device_read_bytes=fetched
-    )
+    trial = fake_proved("50 % cached", file_bytes=100 * MB, device_read_bytes=fetched)
     proof = {**trial.cache_proof, "resident_shares_before": shares}
     trial = replace(trial, settings={"cached": 50}, cache_proof=proof)
     assert cache_violation(trial) == (violation and f"not 50 % cached: {violation}")

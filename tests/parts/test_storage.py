@@ -4,10 +4,13 @@ Reference: cachestat and mincore count pages independently of each other; the by
 that came from the device are the kernel's own count for this process.
 """
 
+import json
 import mmap
 import multiprocessing
 import os
 import re
+import subprocess
+import sys
 import tempfile
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -27,7 +30,6 @@ from labkit.parts.storage.cache_state import (
     make_warm,
     prepare,
     prove,
-    residency,
 )
 from tests.processes import PATIENCE_S
 
@@ -46,7 +48,7 @@ def files(tmp_path):
     if describe_medium(tmp_path).filesystem in ("unknown", *KEEPS_FILES):
         pytest.skip("the temporary directory is not on a disk whose files can be evicted")
     paths = make_files(tmp_path)
-    if residency(paths)[0] is None:
+    if page_cache.residency(paths)[0] is None:
         pytest.skip("this platform does not say what the page cache holds")
     return paths
 
@@ -125,14 +127,112 @@ def test_files_on_tmpfs_cannot_be_cold_but_warm(shared_memory):
     assert prepare(paths, "warm")["resident_share_before"] in (1.0, None)
 
 
-def test_files_that_do_not_stay_in_memory_skip_warm_with_numbers(shared_memory):
-    path = shared_memory / "hole.jpg"
-    with path.open("wb") as file:
-        file.truncate(FILE_BYTES)  # tmpfs gives no memory to a hole, however often it is read
-    if residency([path])[0] is None:
-        pytest.skip("this platform does not say what the page cache holds")
-    with pytest.raises(Skip, match=r"at least 98\.0 % in memory, but 0\.0 % .* fewer images"):
-        prepare([path], "warm")
+def test_files_that_do_not_stay_in_memory_skip_warm_with_numbers(files, monkeypatch):
+    monkeypatch.setitem(page_cache.COUNTERS, "cachestat", lambda file, start, stop: 37)
+    with pytest.raises(Skip, match=r"at least 98\.0 % in memory, but 50\.0 % .* fewer images"):
+        prepare(files, "warm")
+
+
+@pytest.fixture
+def blind(monkeypatch):
+    """Make some of the counters say 0 whatever is read, as cachestat does on overlayfs."""
+
+    def make(*names):
+        monkeypatch.setattr(page_cache, "_NOTICES", {})
+        for name in names:
+            monkeypatch.setitem(page_cache.COUNTERS, name, lambda file, start, stop: 0)
+
+    return make
+
+
+def test_a_counter_that_does_not_notice_reads_is_not_believed(files, blind):
+    blind("cachestat")
+    for cache, share in (("warm", 1), ("cold", 0)):
+        proof = prepare(files, cache)
+        assert proof["measured_by"] == "mincore"
+        assert proof["resident_share_before"] == pytest.approx(share, abs=COLD_MAX_SHARE)
+
+
+def test_where_no_counter_can_tell_fetched_bytes_prove_cold_and_warm_is_not_verified(files, blind):
+    blind("cachestat", "mincore")
+    make_warm(files)
+    proof = prepare(files, "cold")
+    assert (proof["measured_by"], proof["resident_share_before"]) == ("fetched bytes", None)
+    read_all(files)
+    assert prove(files, proof)["device_read_bytes"] >= 0.98 * len(files) * FILE_BYTES
+    proof = prepare(files, "warm")
+    assert (proof["measured_by"], proof["resident_share_before"]) == ("unknown", None)
+
+
+def test_where_nothing_can_tell_cold_is_skipped_with_the_reason(files, blind, monkeypatch):
+    blind("cachestat", "mincore")
+    monkeypatch.setattr(page_cache, "fetched_bytes", lambda path: 0)
+    reason = "neither the page cache nor the bytes that come from a disk can be looked at"
+    for cache in ("cold", 50):
+        extents = [(path, 0, FILE_BYTES) for path in files]
+        with pytest.raises(Skip, match=f"cache {cache} must be verified, but on .* {reason}"):
+            prepare(files, cache, extents)
+
+
+def test_fetches_of_files_in_memory_are_not_counted_as_a_disks(files, shared_memory):
+    assert page_cache.fetched_bytes(files[0]) > 0
+    (path,) = make_files(shared_memory, count=1)
+    assert page_cache.fetched_bytes(path) == 0
+
+
+# Counts by itself, in the file below the overlay: its pages are those that are read.
+ON_OVERLAY = """
+import ctypes, json, mmap, os, subprocess, sys
+from pathlib import Path
+import numpy as np
+from labkit.parts.storage.cache_state import prepare, prove
+
+def resident(path):
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        pages = ctypes.create_string_buffer(-(-len(mapped) // mmap.PAGESIZE))
+        array = np.frombuffer(mapped, np.uint8)
+        mincore = ctypes.CDLL(None, use_errno=True).mincore
+        mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
+        assert mincore(array.ctypes.data, array.nbytes, pages) == 0
+        del array
+    return sum(page & 1 for page in pages.raw) / len(pages.raw)
+
+folder = Path(sys.argv[1])
+lower, upper, work, merged = (folder / name for name in ("lower", "upper", "work", "merged"))
+for part in (lower, upper, work, merged):
+    part.mkdir()
+(lower / "lower.jpg").write_bytes(os.urandom(300_000))  # dirty, and its sync stops at the overlay
+layers = f"lowerdir={lower},upperdir={upper},workdir={work}"
+subprocess.run(["mount", "-t", "overlay", "overlay", "-o", layers, merged], check=True)
+(merged / "upper.jpg").write_bytes(os.urandom(300_000))
+for below in (lower / "lower.jpg", upper / "upper.jpg"):
+    path = merged / below.name
+    for cache in ("cold", "warm", "cold"):
+        proof = prepare([path], cache)
+        counted = resident(below)
+        path.read_bytes()
+        print(json.dumps([cache, counted, prove([path], proof)]))
+"""
+
+
+def test_on_overlayfs_the_files_below_are_evicted_and_counted(tmp_path):
+    if not hasattr(os, "geteuid") or os.geteuid() != 0:
+        pytest.skip("needs root, to mount")
+    can = ["unshare", "--mount", "--propagation", "private"]
+    (tmp_path / "script.py").write_text(ON_OVERLAY)
+    shown = subprocess.run(
+        [*can, sys.executable, tmp_path / "script.py", tmp_path], capture_output=True, text=True
+    )
+    if "mount" in shown.stderr and not shown.stdout:
+        pytest.skip(f"no overlayfs here: {shown.stderr.splitlines()[0]}")
+    assert shown.returncode == 0, shown.stderr
+    rows = [json.loads(line) for line in shown.stdout.splitlines()]
+    assert [row[0] for row in rows] == ["cold", "warm", "cold"] * 2
+    for cache, counted, proof in rows:
+        assert counted == proof["resident_share_before"] == (1.0 if cache == "warm" else 0.0)
+    # The first eviction had to write the file: from then on its disk is known to count.
+    fetched = [proof["device_read_bytes"] for cache, _, proof in rows if cache == "cold"]
+    assert all(fetched_bytes >= FILE_BYTES for fetched_bytes in fetched[1:])
 
 
 def residency_as_nobody(paths):

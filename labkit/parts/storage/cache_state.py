@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import multiprocessing
+import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -58,7 +59,8 @@ def prepare(
 
     Returns:
         wanted, method ("fadvise", "read", "fadvise and read" or "none"), measured_by ("cachestat",
-        "mincore" or "unknown"), resident_share_before (None if unknown), and counters for `prove`.
+        "mincore", "fetched bytes" where only these can tell, or "unknown"), resident_share_before
+        (None if unknown), and counters for `prove`.
 
     Raises:
         Skip: the state cannot be produced here; the text says why, with numbers.
@@ -71,10 +73,24 @@ def prepare(
     else:
         watched = list(paths)
         produce, method, is_reached = pick(STATES, cache, "cache")
+    # Looked at only where the files are evicted anyway.
+    are_fetches_counted = "fadvise" not in method or _are_fetches_counted(watched)
     for attempt in range(TRIES):
-        time.sleep(RETRY_PAUSE_S if attempt else 0)
+        if attempt:
+            if "fadvise" in method:
+                # A file below an overlay is not written by its own sync, and dirty pages stay.
+                os.sync()
+            time.sleep(RETRY_PAUSE_S)
         produce(watched)
-        share, measured_by = residency(watched)
+        share, measured_by = page_cache.residency(watched)
+        if share is None and cache == "cold" and are_fetches_counted:
+            measured_by = "fetched bytes"
+        elif share is None and "fadvise" in method and watched:
+            places = ", ".join(sorted(_filesystems(watched)))
+            raise Skip(
+                f"cache {cache} must be verified, but on {places} neither the page cache nor the "
+                f"bytes that come from a disk can be looked at; {USE_WARM}"
+            )
         if share is None or is_reached(share):
             return {
                 "wanted": cache,
@@ -82,6 +98,7 @@ def prepare(
                 "measured_by": measured_by,
                 "resident_share_before": share,
                 "read_before": _read_bytes(),
+                "are_fetches_counted": are_fetches_counted,
             }
     held = f"{units.percent(share)} of the files' pages are in memory after {TRIES} tries"
     if cache == "cold":
@@ -111,18 +128,20 @@ def prove(paths: Iterable[Path], proof: dict[str, object]) -> dict[str, object]:
         The proof with file_bytes (all files together, each once), resident_share_after, and
         logical_read_bytes (asked for with read calls, memory-mapped files left out) and
         device_read_bytes (fetched from a device, for those too) of this process and its
-        children meanwhile, None if unknown.  Programs and libraries that they load count too.
+        children meanwhile, None if unknown, as the latter is where the kernel does not count it.
+        Programs and libraries that they load count too.
     """
     after = _read_bytes()
     paths, proof = list(paths), dict(proof)
-    before = proof.pop("read_before")
+    before, are_fetches_counted = proof.pop("read_before"), proof.pop("are_fetches_counted")
     spent = [None, None]
     if before is not None and after is not None:
         # A child that ended and that nobody waited for takes its counts along: unknown, not 0.
         spent = [late - early if late >= early else None for early, late in zip(before, after)]
     proof["file_bytes"] = sum(path.stat().st_size for path in dict.fromkeys(paths))
-    proof["resident_share_after"] = residency(paths)[0]
-    proof["logical_read_bytes"], proof["device_read_bytes"] = spent
+    proof["resident_share_after"] = page_cache.residency(paths)[0]
+    proof["logical_read_bytes"] = spent[0]
+    proof["device_read_bytes"] = spent[1] if are_fetches_counted else None
     return proof
 
 
@@ -202,19 +221,21 @@ STATES: dict[str, tuple[Callable[[Iterable[Path]], None], str, Callable[[float],
 }
 
 
-def residency(extents: list[Path | Extent]) -> tuple[float | None, str]:
-    """Measure how much of the files the page cache holds; see `page_cache.residency`."""
-    # zfs reads past the page cache: that would count as cold, whatever its own cache holds.
-    if "zfs" in _filesystems(extents):
-        return None, "unknown"
-    return page_cache.residency(extents)
+def _are_fetches_counted(extents: Iterable[Path | Extent]) -> bool:
+    """Return whether what comes from the device of every file's filesystem is counted."""
+    if not page_cache.can_evict():
+        return False
+    return all(page_cache.fetched_bytes(path) > 0 for path in _one_of_each_filesystem(extents))
 
 
 def _filesystems(extents: Iterable[Path | Extent]) -> set[str]:
-    # One path for each device is enough, and asking for every one would take seconds.
+    return {describe_medium(path).filesystem for path in _one_of_each_filesystem(extents)}
+
+
+def _one_of_each_filesystem(extents: Iterable[Path | Extent]) -> list[Path]:
+    # One path for each is enough, and asking for every one would take seconds.
     paths = dict.fromkeys(one[0] if isinstance(one, tuple) else one for one in extents)
-    one_each = {path.stat().st_dev: path for path in paths}
-    return {describe_medium(path).filesystem for path in one_each.values()}
+    return list({path.stat().st_dev: path for path in paths}.values())
 
 
 def _read_bytes() -> tuple[int, int] | None:
