@@ -3,6 +3,7 @@
     Host       the step computes on the CPU; there is nothing to wait for
     Emulated   put, compute and synchronize of an emulated device, timed while it is observed
     Cuda       torch's profiler
+    Mps        Apple's GPU; only waiting until it is done
 
 A step that returns early has only queued its work.
 """
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from labkit.diagnosis.loaders import map_batch, move_batch
-from labkit.machine.gpu import index_in_use
+from labkit.machine.gpu import index_in_use, is_mps_in_use
 from labkit.parts.devices import EmulatedDevice
 
 # Functions of CUDA that return when the device is done; copies to pinned memory return at once.
@@ -172,6 +173,23 @@ class Cuda(Host):
         return found.per_step(steps)
 
 
+class Mps(Host):
+    """Apple's GPU, which shares the host's memory: there is nothing to pin."""
+
+    label = "mps"
+    has_queue = True
+
+    def synchronize(self) -> None:
+        """Wait for the device."""
+        import torch
+
+        torch.mps.synchronize()
+
+    def copying(self, batch: object, *, pinned: bool) -> Callable[[], object]:
+        """Return a function that copies a batch to the device."""
+        return partial(move_batch, batch, "mps")
+
+
 def _pin(leaf: object) -> object:
     is_on_host = hasattr(leaf, "is_pinned") and leaf.device.type == "cpu"
     return leaf.pin_memory() if is_on_host else leaf
@@ -186,4 +204,6 @@ def find_device(device: EmulatedDevice | None) -> Host:
     if device is not None:
         return Emulated(device)
     index = index_in_use()
-    return Host() if index is None else Cuda(index)
+    if index is not None:
+        return Cuda(index)
+    return Mps() if is_mps_in_use() else Host()

@@ -30,7 +30,7 @@ from labkit.contracts import Clock, Skip, SystemClock
 from labkit.diagnosis.loaders import check_loader, count_samples
 from labkit.files import progress_stream
 from labkit.machine import hardware
-from labkit.machine.gpu import Reading, open_gpu
+from labkit.machine.gpu import Reading, is_mps_in_use, open_gpu
 from labkit.machine.usage import NVML_PERIOD_S, Sampler, cores_s
 
 FIRST_STEPS = 50  # before the first report
@@ -67,7 +67,7 @@ class Loop:
     starts_s: float = 0.0
     """The part of `wait_s` from the start of a later epoch to its first batch."""
     transfer_s: float | None = None
-    """In Tensor.to and Tensor.cuda, to CUDA; None without CUDA."""
+    """In Tensor.to and Tensor.cuda, to a GPU; None without CUDA and MPS."""
     rest_s: float = 0.0
 
     @property
@@ -380,7 +380,9 @@ class Watch:
     def _open_device(self) -> None:
         torch = sys.modules.get("torch")
         # Another watch may have opened it.
-        if not torch or "to" in vars(torch.Tensor) or not torch.cuda.is_initialized():
+        if not torch or "to" in vars(torch.Tensor):
+            return
+        if not torch.cuda.is_initialized() and not is_mps_in_use():
             return
         for name in ("to", "cuda"):
             setattr(torch.Tensor, name, self._timed(getattr(torch.Tensor, name)))
@@ -399,7 +401,8 @@ class Watch:
             began_s = self._now()
             result = move(tensor, *args, **options)
             # In a step, and not in a thread beside it.
-            if self._thread == threading.get_ident() and result.is_cuda and not tensor.is_cuda:
+            is_copy = result.device.type != "cpu" and tensor.device.type == "cpu"
+            if self._thread == threading.get_ident() and is_copy:
                 took_s, loop = self._now() - began_s, self._epochs[-1].loop
                 loop.transfer_s = (loop.transfer_s or 0.0) + took_s
                 self._since_s += took_s  # it is no part of the rest

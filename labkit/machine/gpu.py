@@ -243,6 +243,14 @@ def _torch_gpu(pynvml: ModuleType, index: int | None) -> object:
         return pynvml.nvmlDeviceGetHandleByUUID(f"MIG-{uuid}")
 
 
+def is_mps_in_use() -> bool:
+    """Return whether this process holds tensors on Apple's GPU."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.backends.mps.is_available():
+        return False
+    return torch.mps.current_allocated_memory() > 0
+
+
 def index_in_use() -> int | None:
     """Return torch's number of the GPU that holds most of this process's tensors; None: of none."""
     torch = sys.modules.get("torch")  # importing it would take seconds

@@ -1,0 +1,43 @@
+"""Apple's GPU, played by torch's functions for it: work is queued, and done by a synchronize."""
+
+import time
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+import labkit as lab
+from labkit.diagnosis import diagnose as module
+from labkit.diagnosis.devices import find_device
+
+STEP_S = 0.02
+
+
+@pytest.fixture
+def queued(monkeypatch):
+    """Seconds of work that wait for `torch.mps.synchronize`, as a list."""
+    left = []
+
+    def synchronize():
+        time.sleep(sum(left))
+        left.clear()
+
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    monkeypatch.setattr(torch.mps, "current_allocated_memory", lambda: 1)
+    monkeypatch.setattr(torch.mps, "synchronize", synchronize)
+    return left
+
+
+def test_a_step_on_mps_is_timed_until_its_work_is_done(queued, monkeypatch):
+    monkeypatch.setattr(module, "LEAST_BUDGET_S", 1.0)
+    loader = DataLoader([(i, i) for i in range(64)], batch_size=4, collate_fn=list)
+    found = lab.diagnose(loader, lambda batch: queued.append(STEP_S), budget_s=1.0, progress=False)
+    assert found.measured.loop.device.label == "mps"
+    step_s, *_ = found.arms()["computing alone (batches are kept)"]
+    assert step_s >= STEP_S
+    assert found.bottleneck == "compute"
+
+
+def test_without_tensors_on_mps_the_step_computes_on_the_cpu(queued, monkeypatch):
+    monkeypatch.setattr(torch.mps, "current_allocated_memory", lambda: 0)
+    assert find_device(None).label == "cpu"
