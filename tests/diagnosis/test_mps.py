@@ -11,6 +11,7 @@ from labkit.diagnosis import diagnose as module
 from labkit.diagnosis.devices import find_device
 
 STEP_S = 0.02
+ROOM = 8
 
 
 @pytest.fixture
@@ -31,7 +32,13 @@ def queued(monkeypatch):
 def test_a_step_on_mps_is_timed_until_its_work_is_done(queued, monkeypatch):
     monkeypatch.setattr(module, "LEAST_BUDGET_S", 1.0)
     loader = DataLoader([(i, i) for i in range(64)], batch_size=4, collate_fn=list)
-    found = lab.diagnose(loader, lambda batch: queued.append(STEP_S), budget_s=1.0, progress=False)
+
+    def step(batch):
+        queued.append(STEP_S)
+        if len(queued) == ROOM:  # the queue is full: the host waits
+            torch.mps.synchronize()
+
+    found = lab.diagnose(loader, step, budget_s=1.0, progress=False)
     assert found.measured.loop.device.label == "mps"
     step_s, *_ = found.arms()["computing alone (batches are kept)"]
     assert step_s >= STEP_S
