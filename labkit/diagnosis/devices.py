@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from labkit.diagnosis.loaders import map_batch, move_batch
 from labkit.machine.gpu import index_in_use
@@ -172,7 +173,7 @@ class Cuda(Host):
         return found.per_step(steps)
 
 
-def _pin(leaf: object) -> object:
+def _pin(leaf: Any) -> object:
     is_on_host = hasattr(leaf, "is_pinned") and leaf.device.type == "cpu"
     return leaf.pin_memory() if is_on_host else leaf
 
