@@ -32,6 +32,8 @@ jupyter: .venv/lab
 test: .venv/dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
 	$(BIN)/nbstripout --verify notebooks/*.ipynb
 	$(BIN)/pytest -n $(AT_ONCE) --dist loadscope --no-loadscope-reorder -m "not alone"
 	$(BIN)/pytest -m alone $$(grep -rl --include='*.py' mark.alone tests)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import json
 import os
 import signal
@@ -11,7 +12,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn, cast
 
 from labkit import install
 from labkit.diagnosis.diagnose import BUDGET_S, diagnose
@@ -37,7 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.command is _watch:
         return _watch(options)  # signals and errors are the script's
     # The name of a file may hold what the terminal's encoding does not.
-    sys.stdout.reconfigure(errors="backslashreplace")
+    cast(io.TextIOWrapper, sys.stdout).reconfigure(errors="backslashreplace")
     if threading.current_thread() is threading.main_thread():
         # A terminated run cleans up as after Ctrl-C.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -65,7 +66,7 @@ def _diagnose(options: Options) -> int:
     return 1 if found.broken else 0
 
 
-def load_target(name: str) -> dict[str, object]:
+def load_target(name: str) -> dict[str, Any]:
     """Call the function that `module:function` names; return the arguments of `diagnose`."""
     # A shell's command does not look where it is called, unlike python -m.
     sys.path.insert(0, "")
@@ -138,7 +139,12 @@ def parser() -> argparse.ArgumentParser:
     commands = whole.add_subparsers(required=True, metavar="COMMAND", title="commands")
 
     def add(name: str, command: Callable, text: str, *parents: argparse.ArgumentParser) -> _Parser:
-        how = {"help": text, "description": text, "parents": parents, "allow_abbrev": False}
+        how: dict[str, Any] = {
+            "help": text,
+            "description": text,
+            "parents": parents,
+            "allow_abbrev": False,
+        }
         made = commands.add_parser(name, **how)
         made.set_defaults(command=command)
         return made

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 import labkit as lab
 from labkit import install, units
@@ -124,7 +125,7 @@ def _run_all(options: Options, built: Mapping[str, lab.Experiment]) -> int:
     here = hardware.provenance()["machine_id"]
     how = {"blocks": options.blocks, "results": options.results}
 
-    def weigh(info: Mapping[str, object]) -> bool | None:
+    def weigh(info: Mapping[str, Any]) -> bool | None:
         is_asked = info["experiment"] in built and info["provenance"]["machine_id"] == here
         if is_asked and Request.read(info) == request(options, info["experiment"]):
             return info["status"] == "finished"
@@ -231,7 +232,7 @@ def _claims(options: Options) -> None:
         _print_claims(rows)
 
 
-def _print_claims(rows: list[dict[str, object]]) -> None:
+def _print_claims(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         print(textwrap.fill(f"{row['number']:>2}  {row['claim']} {row['document']}", 100))
         said = [f"{side['by']}: {side['says']}" for side in row["sides"]]
@@ -243,7 +244,7 @@ def _print_claims(rows: list[dict[str, object]]) -> None:
             print(textwrap.indent(textwrap.fill(line, 94), "      "))
 
 
-def _json(rows: list[dict[str, object]]) -> str:
+def _json(rows: list[dict[str, Any]]) -> str:
     return json.dumps(rows, indent=1, ensure_ascii=False)
 
 
@@ -323,8 +324,8 @@ def add_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
     one_run = argparse.ArgumentParser(add_help=False, parents=[results])
     one_run.add_argument("run", metavar="RUN", help="run folder, id, or experiment (its newest)")
 
-    as_json = {"action": "store_true", "help": "print the rows as JSON"}
-    size_gb = {"metavar": "GB", "type": float}
+    as_json: dict[str, Any] = {"action": "store_true", "help": "print the rows as JSON"}
+    size_gb: dict[str, Any] = {"metavar": "GB", "type": float}
 
     add("list", _list, "list the experiments with their newest results, and the runs", results)
 

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field, fields
 from math import prod
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
@@ -52,7 +52,7 @@ class Clock(Protocol):
 class DeviceBatch(dict):
     """A batch on its device: entry name -> tensor, and when its copy is done."""
 
-    ready: object = None
+    ready: Any = None
     """A CUDA event, the emulated clock's second, or None where nothing is pending."""
 
 
@@ -99,22 +99,37 @@ Content = bytes | np.ndarray | dict[str, np.ndarray]
 class Reader(Protocol):
     """An opened dataset; picklable, and forked without copies."""
 
-    root: Path
-    """The folder that was opened, absolute."""
-    paths: tuple[Path, ...]
-    """The files that hold the images, and whose page cache matters; absolute."""
-    companions: tuple[Path, ...]
-    """The other files that belong to the data: boxes, manifest; absolute."""
-    stored: str
-    """What is stored of an image: jpeg, resized, pixels or sample."""
-    boxes: str
-    """Where the boxes come from: "coco" (stored) or "synthesized" (invented)."""
-    manifest_hash: str
-    """SHA-256 of manifest.json in hex, or "unknown" where there is none."""
-    source_hash: str
-    """The manifest's hash of the data that this was made from; else its own."""
-    image_bytes: np.ndarray
-    """(N,) int64, what each image takes on the medium."""
+    @property
+    def root(self) -> Path:
+        """The folder that was opened, absolute."""
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The files that hold the images, and whose page cache matters; absolute."""
+
+    @property
+    def companions(self) -> tuple[Path, ...]:
+        """The other files that belong to the data: boxes, manifest; absolute."""
+
+    @property
+    def stored(self) -> str:
+        """What is stored of an image: jpeg, resized, pixels or sample."""
+
+    @property
+    def boxes(self) -> str:
+        """Where the boxes come from: "coco" (stored) or "synthesized" (invented)."""
+
+    @property
+    def manifest_hash(self) -> str:
+        """SHA-256 of manifest.json in hex, or "unknown" where there is none."""
+
+    @property
+    def source_hash(self) -> str:
+        """The manifest's hash of the data that this was made from; else its own."""
+
+    @property
+    def image_bytes(self) -> np.ndarray:
+        """(N,) int64, what each image takes on the medium."""
 
     def __len__(self) -> int: ...
 
@@ -475,7 +490,7 @@ class Trial:
     """Place in the block's order, from 0."""
     role: Literal["A1", "A2", ""] = ""
     """Which of the baseline's two runs in a block this is; empty for other variants."""
-    settings: dict[str, object]
+    settings: dict[str, Any]
     status: Status
     reason: str = ""
     epochs: tuple[Epoch, ...] = ()
@@ -498,9 +513,9 @@ class Trial:
     """Largest proportional memory seen of the training process and its workers together."""
     peak_shm_bytes: int | None = None
     """Most that was seen in /dev/shm beyond what was there before the epochs."""
-    cache_proof: dict[str, object] = field(default_factory=dict)
-    disturbance: dict[str, object] = field(default_factory=dict)
-    medium: dict[str, object] = field(default_factory=dict)
+    cache_proof: dict[str, Any] = field(default_factory=dict)
+    disturbance: dict[str, Any] = field(default_factory=dict)
+    medium: dict[str, Any] = field(default_factory=dict)
     """What the files lay on: filesystem, device, rotational, cold_reads_per_s (None: unknown)."""
     labels: dict[str, str] = field(default_factory=dict)
     """storage=real|throttled|modelled|emulated distance|unknown, cache=cold|warm|50 % cached
@@ -527,12 +542,12 @@ class Trial:
         """Images of all epochs together."""
         return sum(epoch.images for epoch in self.epochs)
 
-    def to_row(self) -> dict[str, object]:
+    def to_row(self) -> dict[str, Any]:
         """Flatten to what JSON can hold; `from_row` is the way back."""
         return asdict(self)
 
     @staticmethod
-    def from_row(row: dict[str, object]) -> Trial:
+    def from_row(row: dict[str, Any]) -> Trial:
         """Rebuild a trial from its row.
 
         Raises:

@@ -14,7 +14,7 @@ import stat
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 REDRAW_S = 0.5  # drawing more often would disturb a measurement
 NARROW_COLUMNS = 100  # for notebooks and logs, which have no terminal's width
@@ -103,7 +103,7 @@ def progress_stream() -> TextIO:
     return sys.stdout if "ipykernel.kernelapp" in sys.modules else sys.stderr
 
 
-def bar(items: Iterable | None = None, **options: object) -> object:
+def bar(items: Iterable | None = None, **options: Any) -> Any:
     """Return a tqdm bar that fits a terminal, a notebook or a log.
 
     Args:
@@ -113,5 +113,5 @@ def bar(items: Iterable | None = None, **options: object) -> object:
     from tqdm import tqdm
 
     file = progress_stream()
-    width = {"dynamic_ncols": True} if file.isatty() else {"ncols": NARROW_COLUMNS}
+    width: dict[str, Any] = {"dynamic_ncols": True} if file.isatty() else {"ncols": NARROW_COLUMNS}
     return tqdm(items, file=file, mininterval=REDRAW_S, **width, **options)

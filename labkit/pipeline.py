@@ -12,9 +12,9 @@ from __future__ import annotations
 import gc
 import itertools
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -134,7 +134,7 @@ class Source:
         Returns:
             entry name -> tensor; for every `x_ragged` also `x_ragged_counts`, (B,) int64.
         """
-        batch = {}
+        batch: dict[str, torch.Tensor] = {}
         for name in samples[0]:
             batch |= join(name, [sample[name] for sample in samples])
         return batch
@@ -153,7 +153,7 @@ class Source:
             input_px=self.settings.input_px,
         )
 
-    def prepare_cache(self, cache: str | int) -> dict[str, object]:
+    def prepare_cache(self, cache: str | int) -> dict[str, Any]:
         """Produce a cache state of the epoch's images and measure it; see `Storage`.
 
         Which images stay in memory is drawn anew for every epoch.
@@ -162,7 +162,7 @@ class Source:
         ids = drawn.permutation(self.order.image_ids)
         return self.parts.storage.prepare_cache(self.reader, ids, cache)
 
-    def prove_cache(self, proof: dict[str, object]) -> dict[str, object]:
+    def prove_cache(self, proof: dict[str, Any]) -> dict[str, Any]:
         """Complete the proof after the epochs; see `Storage`."""
         return self.parts.storage.prove_cache(self.reader, self.order.image_ids, proof)
 
@@ -239,7 +239,7 @@ def choose_images(settings: Settings, excluded: frozenset[int] = frozenset()) ->
 
 def open_loader(
     parts: Resolved, *, excluded: frozenset[int] = frozenset(), rank: int = 0
-) -> tuple[Source, object]:
+) -> tuple[Source, Iterable[Any]]:
     """Open the data and what assembles its batches.
 
     Args:
@@ -280,7 +280,7 @@ def first_batch(parts: Resolved, excluded: frozenset[int]) -> dict[str, np.ndarr
         ValueError: the decoder does not keep its contract.
     """
     settings = parts.settings
-    one_batch = {"images": settings.batch_size, "order": "shuffled", "ranks": 1}
+    one_batch: dict[str, Any] = {"images": settings.batch_size, "order": "shuffled", "ranks": 1}
     # What threads do to each other shows only with threads; processes would only take time.
     workers = settings.num_workers if parts.traits.loads_in_threads else 0
     alone = replace(settings, device="cpu", num_workers=workers, **one_batch)
@@ -302,7 +302,7 @@ class Pipeline:
 
     parts: Resolved
     source: Source
-    loader: object
+    loader: Iterable[Any]
     device: Device
     step: Step
     device_bytes: int = 0
@@ -313,7 +313,7 @@ class Pipeline:
         """The settings that name the parts."""
         return self.parts.settings
 
-    def batches(self, loader: object, device: Device) -> Iterator[DeviceBatch]:
+    def batches(self, loader: Iterable[Any], device: Any) -> Iterable[DeviceBatch]:
         """Start an epoch: iterate batches that are on the device.
 
         Args:
@@ -322,7 +322,7 @@ class Pipeline:
         """
         return self.parts.prefetch(loader, device, pinned=self.settings.pin_memory)
 
-    def finished(self, batch: DeviceBatch) -> Mapping[str, torch.Tensor]:
+    def finished(self, batch: DeviceBatch) -> dict[str, torch.Tensor]:
         """Return the batch as the step sees it; an emulated device finishes nothing."""
         if self.parts.finishes_on_device:
             return self.parts.preprocessor.on_device(batch, self.settings.input_px)
@@ -331,7 +331,8 @@ class Pipeline:
     def forward(self, batch: DeviceBatch) -> object:
         """Finish the batch on the device where its preprocessor works there, then step."""
         if self.device_bytes:
-            self.device.process(self.device_bytes)
+            device: Any = self.device  # an emulated one
+            device.process(self.device_bytes)
         return self.step.forward(self.finished(batch))
 
     def resident_batch(self) -> dict[str, torch.Tensor]:

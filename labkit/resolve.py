@@ -15,11 +15,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from labkit.contracts import Device, Reader, Skip
 from labkit.machine import gpu, hardware
+from labkit.machine.gpu import CudaState
 from labkit.parts.decoding import DECODERS, SCALED
 from labkit.parts.devices import DEVICES, PROFILES, Profile
 from labkit.parts.loading import LOADERS, OUTSIDE, OWN_ORDER, THREADED
@@ -111,7 +113,7 @@ class Resolved:
     """Likewise, but the device is emulated and is only charged for it."""
 
 
-def resolve(settings: Settings, *, cuda: Callable[[], object] | None = None) -> Resolved:
+def resolve(settings: Settings, *, cuda: Callable[[], CudaState] | None = None) -> Resolved:
     """Turn the names in settings into parts.
 
     Args:
@@ -140,7 +142,8 @@ def resolve(settings: Settings, *, cuda: Callable[[], object] | None = None) -> 
         _check_outside(settings, storage)
     if settings.device == "cuda" and cuda is not None and not cuda().works:
         raise Skip(cuda().reason)
-    decode, preprocessor = DECODERS[settings.decoder], PREPROCESSORS[settings.preprocessor]
+    decode: Callable[..., np.ndarray] = DECODERS[settings.decoder]
+    preprocessor = PREPROCESSORS[settings.preprocessor]
     if settings.decoder in SCALED:
         decode = partial(decode, at_least_px=settings.input_px)
     profile = PROFILES[settings.profile]
@@ -164,7 +167,7 @@ def resolve(settings: Settings, *, cuda: Callable[[], object] | None = None) -> 
     )
 
 
-def traits(settings: Mapping[str, object]) -> Traits:
+def traits(settings: Mapping[str, Any]) -> Traits:
     """Return what a variant's parts mean for comparing it with others.
 
     Args:
@@ -538,4 +541,4 @@ def original(settings: Settings) -> Settings:
     """Return the settings that read the data where it lies and as it is."""
     if is_original(settings):
         return replace(settings, storage="here")
-    return replace(settings, storage="here", packing="folder", stored=JPEG)
+    return replace(settings, storage="here", packing="folder", stored="jpeg")

@@ -16,7 +16,7 @@ import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 T = TypeVar("T")
 
@@ -260,7 +260,7 @@ def change_all(
     return {label.format(old): with_settings(each, changes) for old, each in variants.items()}
 
 
-def with_settings(base: Settings, changes: dict[str, object]) -> Settings:
+def with_settings(base: Settings, changes: dict[str, Any]) -> Settings:
     """Change settings by name, refusing names that do not exist.
 
     Raises:
@@ -273,13 +273,13 @@ def with_settings(base: Settings, changes: dict[str, object]) -> Settings:
     return replace(base, **changes)
 
 
-def with_new_names(stored: Mapping[str, object]) -> dict[str, object]:
+def with_new_names(stored: Mapping[str, Any]) -> dict[str, Any]:
     """Replace the values that earlier versions wrote by today's, and leave out removed settings."""
     kept = {name: value for name, value in stored.items() if name not in REMOVED}
     return {name: RENAMED.get((name, str(value)), value) for name, value in kept.items()}
 
 
-def read_settings(stored: Mapping[str, object]) -> Settings:
+def read_settings(stored: Mapping[str, Any]) -> Settings:
     """Read a variant's settings from a run folder.
 
     Args:
@@ -332,7 +332,9 @@ def complete(
         "pin_memory": device != "cpu",
         "start_method": "fork" if can_fork else "spawn",
     }
-    unset = {name: value for name, value in defaults.items() if getattr(settings, name) is None}
+    unset: dict[str, Any] = {
+        name: value for name, value in defaults.items() if getattr(settings, name) is None
+    }
     return replace(settings, **unset)
 
 
@@ -343,9 +345,10 @@ def help_texts() -> dict[str, str]:
     Returns:
         field name -> help text.
     """
-    body = ast.parse(inspect.getsource(Settings)).body[0].body
+    (node,) = ast.parse(inspect.getsource(Settings)).body
+    body = node.body if isinstance(node, ast.ClassDef) else []
     return {
-        field.target.id: text.value.value
+        ast.unparse(field.target): ast.literal_eval(text.value)
         for field, text in itertools.pairwise(body)
         if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr)
     }

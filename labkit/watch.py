@@ -9,4 +9,4 @@ if __name__ == "__main__":
     sys.exit(main(["watch", *sys.argv[1:]]))
 
 # `import labkit.watch` keeps the function of this name.
-sys.modules[__name__] = labkit.watch
+sys.modules[__name__] = labkit.watch  # type: ignore[assignment]

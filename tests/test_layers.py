@@ -1,54 +1,18 @@
-"""The layout: imports point down, parts never import each other, torch comes late."""
+"""The layout: torch comes late, and the names of parts are resolved in one place.
+
+That imports point down is checked by `lint-imports`; its contracts are in pyproject.toml.
+"""
 
 import ast
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from labkit.resolve import TABLES
 
 LABKIT = Path(__file__).parent.parent / "labkit"
 
-# Lowest first; a module may import only from its own layer and from those above it in this list.
-LAYERS = [
-    {"settings", "contracts", "units", "files"},
-    {"machine"},
-    {"parts"},
-    {"resolve"},
-    {"pipeline"},
-    {"analysis"},
-    {"runs"},
-    {"experiments"},
-    {"claims", "diagnosis"},
-    {"report", "nccl"},
-    {"panel", "cli", "watch", "__init__"},
-]
-LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
-PARTS = {"storage", "packing", "decoding", "preprocessing", "loading", "prefetching", "devices"}
-PARTS |= {"training", "operations"}
 MODULES = sorted(LABKIT.rglob("*.py"))
-
-
-def imported(path):
-    """Every labkit module that a file imports, wherever in it the import stands."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("labkit"):
-            if node.module in ("labkit", "labkit.parts"):
-                found |= {f"{node.module}.{alias.name}" for alias in node.names}
-            else:
-                found.add(node.module)
-        elif isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names if alias.name.startswith("labkit")}
-    return found
-
-
-def layer_of(module):
-    """labkit.parts.decoding -> parts; labkit.run (a public name) -> __init__."""
-    words = module.split(".")
-    return words[1] if len(words) > 1 and words[1] in LEVEL else "__init__"
 
 
 def name_of(path):
@@ -57,28 +21,6 @@ def name_of(path):
 
 def own_layer(path):
     return path.relative_to(LABKIT).parts[0].removesuffix(".py")
-
-
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_imports_point_down(path):
-    own = LEVEL[own_layer(path)]
-    layers = {layer_of(module) for module in imported(path)}
-    assert [layer for layer in layers if LEVEL[layer] > own] == []
-
-
-@pytest.mark.parametrize("path", sorted((LABKIT / "parts").rglob("*.py")), ids=name_of)
-def test_parts_never_import_each_other(path):
-    own = path.relative_to(LABKIT / "parts").parts[0].removesuffix(".py")
-    others = {
-        module.split(".")[2] for module in imported(path) if module.startswith("labkit.parts.")
-    }
-    assert others - {own} == set()
-
-
-def test_every_module_has_a_layer():
-    assert {own_layer(path) for path in MODULES} == LEVEL.keys()
-    parts = {p.name.removesuffix(".py") for p in (LABKIT / "parts").iterdir()}
-    assert parts - {"__init__", "__pycache__"} == PARTS
 
 
 def test_importing_labkit_imports_no_heavy_library():

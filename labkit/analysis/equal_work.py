@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from labkit.contracts import RESIZED_TOLERANCE, Trial
 from labkit.resolve import traits
@@ -42,7 +43,7 @@ SAME_ROUNDING = ("precision", "memory_format")
 SAME_SUMS = ("device", "torch_threads", "loss")
 
 
-def unequal_work(info: Mapping[str, object], trials: Sequence[Trial]) -> dict[str, str]:
+def unequal_work(info: Mapping[str, Any], trials: Sequence[Trial]) -> dict[str, str]:
     """Find variants that did not do the baseline's work to the end, by what they recorded of it.
 
     Args:

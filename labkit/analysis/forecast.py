@@ -11,6 +11,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from statistics import fmean
+from typing import Any
 
 from labkit import units
 from labkit.analysis.statistics import ALPHA, detectable_share
@@ -52,7 +53,7 @@ def forecast(
     *,
     mode: str,
     blocks: int,
-    variants: Mapping[str, Mapping[str, object]],
+    variants: Mapping[str, Mapping[str, Any]],
     baselines: Collection[str],
     epoch_s: float | None = None,
     trial_s: float | None = None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from labkit import units
 from labkit.analysis.roofline import calibrated
@@ -45,7 +46,7 @@ def describe_stand_in(kind: str, label: str) -> str:
     return f"{name} ({details})" if details else name
 
 
-def describe_rate(rate: Mapping[str, object]) -> str:
+def describe_rate(rate: Mapping[str, Any]) -> str:
     """Return what a stand-in delivered: "41.0 of 81.0 files/s random with 8 readers"."""
     wanted = rate["requested_per_s"]
     measured = units.delivered(rate["delivered_per_s"], wanted, rate["unit"])

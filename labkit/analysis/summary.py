@@ -12,6 +12,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean, geometric_mean, stdev
+from typing import Any
 
 from labkit import units
 from labkit.analysis.statistics import (
@@ -161,7 +162,7 @@ class Row:
 class Summary:
     """One run of one experiment, ready for tables and charts."""
 
-    info: Mapping[str, object]
+    info: Mapping[str, Any]
     """What `run.json` holds."""
     question: str
     mode: str
@@ -182,7 +183,7 @@ class Summary:
     aa_high: float | None
     stable: bool
     """Whether the baseline's two runs agree; without verdicts nothing depends on it."""
-    calibration: Mapping[str, object]
+    calibration: Mapping[str, Any]
     """What `run.json` holds of it: free_loader_au among others."""
     labels: dict[str, str]
     """What all measured rows have in common."""
@@ -218,7 +219,7 @@ class Summary:
         return {group: tuple(rows) for group, rows in found.items()}
 
 
-def summarize(info: Mapping[str, object], trials: Sequence[Trial]) -> Summary:
+def summarize(info: Mapping[str, Any], trials: Sequence[Trial]) -> Summary:
     """Derive one row per variant from a run's raw trials.
 
     Args:
@@ -256,7 +257,10 @@ def summarize(info: Mapping[str, object], trials: Sequence[Trial]) -> Summary:
             if name == baseline:
                 runs = [run for block in valid.base_runs[group].values() for run in block]
                 d, verdict = [*map(log_ratio_of, runs)], "baseline" if judged else ""
-                numbers = {"normalized_time": 1.0 if runs else None, "verdict": verdict}
+                numbers: dict[str, Any] = {
+                    "normalized_time": 1.0 if runs else None,
+                    "verdict": verdict,
+                }
             else:
                 runs, d = [*valid.runs[name].values()], log_ratios[name]
                 level, verdict = tests.get(name, (None, ""))
@@ -308,7 +312,7 @@ def summarize(info: Mapping[str, object], trials: Sequence[Trial]) -> Summary:
     )
 
 
-def _beside_the_device(info: Mapping[str, object], rows: Sequence[Row]) -> list[Row]:
+def _beside_the_device(info: Mapping[str, Any], rows: Sequence[Row]) -> list[Row]:
     """Return the rows with the device's rate, the loading rate and x, as far as they are known."""
     calibration, tasks = info.get("calibration") or {}, info.get("tasks") or {}
     bases = {row.group: row for row in rows if row.variant == baselines_of(info).get(row.group)}
@@ -359,7 +363,7 @@ def _at_speed(row: Row, device: float | None, load: float | None) -> Row:
     return replace(row, device_images_per_s=device, load_images_per_s=load if device else None, x=x)
 
 
-def is_floor(settings: Mapping[str, object], baseline: Mapping[str, object]) -> bool:
+def is_floor(settings: Mapping[str, Any], baseline: Mapping[str, Any]) -> bool:
     """Return whether a variant does only part of its baseline's work, which is never judged.
 
     Args:
@@ -372,7 +376,7 @@ def is_floor(settings: Mapping[str, object], baseline: Mapping[str, object]) -> 
 
 def _compare(
     d: Sequence[float], level: float | None, verdict: str, published: float | None
-) -> dict[str, object]:
+) -> dict[str, Any]:
     """Return what a variant's log-ratios come to."""
     low, high = ratio_interval(d)
     s = stdev(d) if len(d) >= 2 else None
@@ -425,7 +429,7 @@ def _why_none(
     return "missing", "no block in which this and the baseline are complete" + yet
 
 
-def in_common(mappings: Collection[Mapping[str, object]]) -> dict[str, object]:
+def in_common(mappings: Collection[Mapping[str, Any]]) -> dict[str, Any]:
     """Return what all mappings hold under the same name."""
     first, *others = mappings or [{}]
     return {k: v for k, v in first.items() if all(other.get(k) == v for other in others)}
@@ -536,7 +540,7 @@ MOST_BYTES = (
 )  # fmt: skip
 
 
-def _average(runs: Sequence[Trial]) -> dict[str, object]:
+def _average(runs: Sequence[Trial]) -> dict[str, Any]:
     """Average everything but the normalized time over a variant's valid trials.
 
     Rates and shares are sums over sums, so a long epoch counts more; times are geometric means.
@@ -662,7 +666,7 @@ def _merge_labels(runs: Sequence[Trial]) -> dict[str, str]:
 
 
 def _run_notes(
-    info: Mapping[str, object], valid: ValidTrials, *, judged: bool, stable: bool
+    info: Mapping[str, Any], valid: ValidTrials, *, judged: bool, stable: bool
 ) -> list[str]:
     """Return why there are no verdicts, what is not finished, and what is unstable."""
     notes, mode, planned = [], info["mode"], info.get("blocks") or 0
@@ -697,7 +701,7 @@ def _run_notes(
     return notes
 
 
-def _unreadable_notes(info: Mapping[str, object], trials: Sequence[Trial]) -> list[str]:
+def _unreadable_notes(info: Mapping[str, Any], trials: Sequence[Trial]) -> list[str]:
     """Return how many images were left out, and the first of them."""
     lines, notes = info.get("unreadable") or (), [*(info.get("local_notes") or ())]
     if left_out := max((trial.unreadable_images or 0 for trial in trials), default=0):
@@ -721,9 +725,7 @@ def second_attempt_note(aa: Sequence[float]) -> str:
     )
 
 
-def _row_notes(
-    info: Mapping[str, object], valid: ValidTrials, trials: Sequence[Trial]
-) -> list[str]:
+def _row_notes(info: Mapping[str, Any], valid: ValidTrials, trials: Sequence[Trial]) -> list[str]:
     """Return which variants lost trials, and why."""
     notes, baselines = [], baselines_of(info)
     for name in info["variants"]:

@@ -15,6 +15,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import Any
 
 from labkit import units
 from labkit.contracts import Trial
@@ -66,7 +67,7 @@ class ValidTrials:
 
 
 def valid_trials(
-    info: Mapping[str, object], trials: Sequence[Trial], attempt: int | None = None
+    info: Mapping[str, Any], trials: Sequence[Trial], attempt: int | None = None
 ) -> ValidTrials:
     """Return the trials that count.
 
@@ -126,7 +127,7 @@ def valid_trials(
     )
 
 
-def baselines_of(info: Mapping[str, object]) -> dict[str, str]:
+def baselines_of(info: Mapping[str, Any]) -> dict[str, str]:
     """Return group -> its baseline; a run without groups has one, "".
 
     Args:
@@ -135,12 +136,12 @@ def baselines_of(info: Mapping[str, object]) -> dict[str, str]:
     return info.get("baselines") or {"": info["baseline"]}
 
 
-def group_of(info: Mapping[str, object], variant: str) -> str:
+def group_of(info: Mapping[str, Any], variant: str) -> str:
     """Return what a variant is compared within; empty where a run has no groups."""
     return (info.get("groups") or {}).get(variant, "")
 
 
-def is_baseline_run_twice(info: Mapping[str, object]) -> bool:
+def is_baseline_run_twice(info: Mapping[str, Any]) -> bool:
     """Whether a run's blocks hold A1 and A2; before that was recorded, the mode told."""
     mode = MODES.get(info["mode"])
     return info.get("shuffled", mode is None or mode.shuffled)
@@ -217,10 +218,10 @@ def disturbed_blocks(trials: Iterable[Trial]) -> dict[int, str]:
     return dict(sorted(found.items()))
 
 
-def _joined(logs: Sequence[Mapping[str, object]]) -> dict[str, object]:
+def _joined(logs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Join the logs of short trials: means over their time, the sum of pages."""
     total_s = sum(log["duration_s"] for log in logs)
-    joined: dict[str, object] = {
+    joined: dict[str, Any] = {
         name: sum((log.get(name) or 0.0) * log["duration_s"] for log in logs) / total_s
         for name in ("steal_share", "other_cores", "free_cores", "other_gpu_share")
     }
@@ -229,7 +230,7 @@ def _joined(logs: Sequence[Mapping[str, object]]) -> dict[str, object]:
     return joined
 
 
-def why_disturbed(log: Mapping[str, object]) -> str:
+def why_disturbed(log: Mapping[str, Any]) -> str:
     """Return what kept the machine from being a trial's own; empty where nothing did.
 
     What could not be watched is no reason, see `unwatched`.  Earlier versions did not record
@@ -277,8 +278,8 @@ def rejected_note(rejected: Mapping[int, str], *, left_out: bool) -> str:
     """
     done = "rejected" if left_out else "disturbed (full mode rejects them)"
     # The same reason with another figure is the same reason.
-    kinds = {re.sub(r"^.*?: |[\d.,]+", "", why): why for why in reversed(rejected.values())}
-    return f"{units.count(len(rejected), 'block')} {done}: {'; '.join(reversed(kinds.values()))}"
+    kinds = {re.sub(r"^.*?: |[\d.,]+", "", why): why for why in reversed([*rejected.values()])}
+    return f"{units.count(len(rejected), 'block')} {done}: {'; '.join(reversed([*kinds.values()]))}"
 
 
 def a_over_a(valid: ValidTrials) -> list[float]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from labkit import install, units
 from labkit.analysis.roofline import OUT_OF_REACH, is_out_of_reach, least_time, published_takes
@@ -97,7 +97,7 @@ def answers(
     *,
     runs: Iterable[StoredRun] | None = None,
     numbers: Sequence[int] = (),
-) -> list[dict[str, object]]:
+) -> list[dict[str, Any]]:
     """Answer claims from runs.
 
     Args:
@@ -143,7 +143,7 @@ def answers(
     ]
 
 
-def weigh_answer(info: Mapping[str, object], machine_id: str | None = None) -> int | None:
+def weigh_answer(info: Mapping[str, Any], machine_id: str | None = None) -> int | None:
     """Rank a run as an answer: finished, and best with verdicts.
 
     Args:
@@ -205,7 +205,7 @@ class _Evidence:
         return found | ratios(self.run.summary, wanted, "total")
 
 
-def _answer(claim: Claim, evidence: Mapping[str, _Evidence]) -> dict[str, object]:
+def _answer(claim: Claim, evidence: Mapping[str, _Evidence]) -> dict[str, Any]:
     experiments = list(dict.fromkeys(c.experiment for c in claim.contrasts))
     judged = [_judge(claim, c, evidence.get(c.experiment)) for c in claim.contrasts]
     takes = [_roofline(c, evidence) for c in claim.contrasts]
@@ -225,7 +225,7 @@ def _answer(claim: Claim, evidence: Mapping[str, _Evidence]) -> dict[str, object
     }
 
 
-def _group(judged: Sequence[Mapping[str, object]]) -> str:
+def _group(judged: Sequence[Mapping[str, Any]]) -> str:
     """Return what the contrasts of a claim come to; what was decided comes first."""
     found = {one["group"] for one in judged} or {NOT_TESTABLE}
     denied = {DIFFERS, OVER_STAND_INS[DIFFERS], OUT_OF_REACH}
@@ -246,7 +246,7 @@ def _roofline(contrast: Contrast, evidence: Mapping[str, _Evidence]) -> str:
     return published_takes(found.run.summary).get(contrast.variant, "")
 
 
-def _join(claim: Claim, judged: Sequence[Mapping[str, object]]) -> str:
+def _join(claim: Claim, judged: Sequence[Mapping[str, Any]]) -> str:
     """Return the answers of all contrasts in one line; equal ones are named together."""
     if not judged:
         return _not_testable(claim)
@@ -265,13 +265,14 @@ def _join(claim: Claim, judged: Sequence[Mapping[str, object]]) -> str:
     return "; ".join(lines)
 
 
-def _judge(claim: Claim, contrast: Contrast, evidence: _Evidence | None) -> dict[str, object]:
+def _judge(claim: Claim, contrast: Contrast, evidence: _Evidence | None) -> dict[str, Any]:
     against = f" ÷ {contrast.against}" if contrast.against else ""
     found = {
         "experiment": contrast.experiment, "compared": contrast.variant + against,
         "ratio": None, "low": None, "high": None, "verdict": "",
     }  # fmt: skip
-    ratio = evidence and evidence.ratios.get((contrast.variant, contrast.against))
+    key = contrast.variant, contrast.against
+    ratio = None if evidence is None else evidence.ratios.get(key)
     if evidence is None and gpu.nvidia_driver()[1] < contrast.gpus:
         answer = Answer(NOT_TESTABLE, _not_testable(claim))
     elif evidence is None:
@@ -381,12 +382,12 @@ def _compared(contrast: Contrast, evidence: _Evidence) -> list[Row]:
     return [evidence.rows[name] for name in names]
 
 
-def _is_judged(info: Mapping[str, object]) -> bool:
+def _is_judged(info: Mapping[str, Any]) -> bool:
     mode = MODES.get(info["mode"])
     return mode is not None and mode.judged
 
 
-def _why_unjudged(info: Mapping[str, object], blocks: int) -> str:
+def _why_unjudged(info: Mapping[str, Any], blocks: int) -> str:
     if info.get("protocol") == AS_PUBLISHED:
         return f"no verdict for a run {AS_PUBLISHED}"
     if not _is_judged(info):
@@ -441,9 +442,9 @@ def gpu_util(contrast: Contrast, evidence: _Evidence) -> Answer:
     rows = _compared(contrast, evidence)[::-1]
     utils = [row.gpu_util for row in rows]
     if None not in utils:
-        said = [f"{units.percent(row.gpu_util)} {row.variant}" for row in rows]
+        shares = [f"{units.percent(row.gpu_util)} {row.variant}" for row in rows]
         word = AGREES if utils[0] < utils[1] - MIN_GPU_UTIL_DIFFERENCE else DIFFERS
-        return _say_finding(evidence, f"GPU-util {', '.join(said)}", rows, word)
+        return _say_finding(evidence, f"GPU-util {', '.join(shares)}", rows, word)
     said = "not testable here: GPU-util is NVML's, of an NVIDIA GPU"
     busy = [
         f"{units.percent(row.emulated_busy_share)} {row.variant}"

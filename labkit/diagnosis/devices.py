@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from labkit.diagnosis.loaders import map_batch, move_batch
 from labkit.machine.gpu import index_in_use, is_mps_in_use
@@ -174,7 +175,7 @@ class Cuda(Host):
 
 
 class Mps(Host):
-    """Apple's GPU, which shares the host's memory: there is nothing to pin."""
+    """Apple's GPU, which shares the host's memory: a copy is a part of the step."""
 
     label = "mps"
     has_queue = True
@@ -185,12 +186,8 @@ class Mps(Host):
 
         torch.mps.synchronize()
 
-    def copying(self, batch: object, *, pinned: bool) -> Callable[[], object]:
-        """Return a function that copies a batch to the device."""
-        return partial(move_batch, batch, "mps")
 
-
-def _pin(leaf: object) -> object:
+def _pin(leaf: Any) -> object:
     is_on_host = hasattr(leaf, "is_pinned") and leaf.device.type == "cpu"
     return leaf.pin_memory() if is_on_host else leaf
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -80,11 +80,12 @@ def resize(image_rgb: np.ndarray) -> np.ndarray:
 
 def normalize(image_rgb: np.ndarray) -> np.ndarray:
     """Return (3, H, W) float32, normalized with ImageNet's mean and standard deviation."""
-    scaled = (image_rgb / np.float32(255) - np.float32(MEAN_RGB)) / np.float32(STD_RGB)
+    mean, std = np.array(MEAN_RGB, np.float32), np.array(STD_RGB, np.float32)
+    scaled = (image_rgb / np.float32(255) - mean) / std
     return np.ascontiguousarray(scaled.transpose(2, 0, 1))
 
 
-def example_loop(data: str = "data/photos", *, images: int = IMAGES, **knobs: object) -> Example:
+def example_loop(data: str = "data/photos", *, images: int = IMAGES, **knobs: Any) -> Example:
     """Return a loop to diagnose: photographs through torch's DataLoader with its defaults.
 
     Args:
@@ -105,12 +106,13 @@ def example_loop(data: str = "data/photos", *, images: int = IMAGES, **knobs: ob
     if not found:
         raise ValueError(f"data must be a folder with .jpg files, got none in {data}")
     files = found[:images]
-    loader = DataLoader(Photos(files), batch_size=BATCH_SIZE, shuffle=True, **knobs)
+    photos: Any = Photos(files)  # torch asks for no base class
+    loader: DataLoader = DataLoader(photos, batch_size=BATCH_SIZE, shuffle=True, **knobs)
     if cuda().works:
         return Example(loader, _train_on_cuda(), files, None)
     device = EmulatedDevice(PROFILES[PROFILE], SystemClock())
 
-    def step(batch: object) -> None:
+    def step(batch: Any) -> None:
         pictures, labels = batch
         entries = {"image": pictures, "label": labels}
         device.wait(device.put(entries, pinned=False, side_stream=False))
@@ -127,7 +129,7 @@ def _train_on_cuda() -> Callable[[object], None]:
     model = build_classifier().cuda()
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
 
-    def step(batch: object) -> None:
+    def step(batch: Any) -> None:
         pictures, labels = (tensor.cuda() for tensor in batch)
         loss = torch.nn.functional.cross_entropy(model(pictures), labels)
         optimizer.zero_grad()

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from multiprocessing.context import BaseContext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 if TYPE_CHECKING:
     import torch
@@ -51,7 +51,7 @@ def brief(value: object) -> str:
     return " ".join(reprlib.repr(value).split())
 
 
-def is_data_loader(loader: object) -> bool:
+def is_data_loader(loader: object) -> TypeGuard[DataLoader]:
     """Return whether a loader is torch's DataLoader or a subclass of it."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(loader, torch.utils.data.DataLoader)
@@ -61,7 +61,8 @@ def count_batches(loader: Iterable) -> int | None:
     """Return the batches of an epoch; None where the loader does not know."""
     # A DataLoader that was asked warns later if its data set told it too few: a copy is asked.
     try:
-        return len(copy.copy(loader) if is_data_loader(loader) else loader)
+        asked: Any = copy.copy(loader) if is_data_loader(loader) else loader
+        return len(asked)
     except Exception:  # the user's own __len__ may raise anything
         return None
 
@@ -99,7 +100,7 @@ def copied(
     kind = type(loader) if hasattr(type(loader), "_get_iterator") else torch.utils.data.DataLoader
     # Weak, so that an iterator that is dropped ends its workers at once.  One that a traceback
     # still holds is ended here.
-    iterators = weakref.WeakSet()
+    iterators: weakref.WeakSet = weakref.WeakSet()
 
     def get_iterator() -> Iterator:
         iterator = kind._get_iterator(twin)
@@ -154,7 +155,7 @@ def end_workers(loader: object) -> None:
                 iterator._shutdown_workers()
 
 
-def _start(functions: tuple[Callable[[int], None] | None, ...], number: int) -> None:
+def _start(functions: tuple[Any, ...], number: int) -> None:
     # A copy is often broken off.  A spawned worker that then ends while a thread of it computes, or
     # sends a batch, aborts (torch cannot be unwound).  With this it ends as a forked worker does.
     atexit.register(os._exit, 0)
@@ -196,14 +197,14 @@ FOR_WORKERS = {
 }  # fmt: skip
 
 
-def knobs_of(loader: DataLoader) -> dict[str, object]:
+def knobs_of(loader: DataLoader) -> dict[str, Any]:
     """Return the arguments with which a DataLoader was made, without torch's defaults."""
     import torch
     from torch.utils.data import DataLoader, default_collate
 
     loader = getattr(loader, "_copy_of", loader)
     own = getattr(loader.batch_sampler, "sampler", loader.sampler)
-    knobs: dict[str, object] = {"batch_size": loader.batch_size}
+    knobs: dict[str, Any] = {"batch_size": loader.batch_size}
     if loader.batch_size is None and loader.batch_sampler is not None:
         knobs = {"batch_sampler": loader.batch_sampler}
     elif isinstance(own, torch.utils.data.RandomSampler):
@@ -219,7 +220,7 @@ def knobs_of(loader: DataLoader) -> dict[str, object]:
     return knobs
 
 
-def line_of(knobs: Mapping[str, object]) -> str:
+def line_of(knobs: Mapping[str, Any]) -> str:
     """Return the line that makes a DataLoader; values that have no literal stand by their names."""
     if not knobs.get("num_workers"):  # torch refuses what is for workers then
         knobs = {name: value for name, value in knobs.items() if name not in FOR_WORKERS}
@@ -239,9 +240,9 @@ def _written(argument: str, value: object) -> str:
 
 
 @contextmanager
-def training_state_kept(model: torch.nn.Module | None, optimizer: object) -> Iterator[None]:
+def training_state_kept(model: torch.nn.Module | None, optimizer: Any) -> Iterator[None]:
     """Restore the state of a model and of an optimizer at the end, from copies on the host."""
-    stateful = [each for each in (model, optimizer) if each is not None]
+    stateful: list[Any] = [each for each in (model, optimizer) if each is not None]
     kept = [copy.deepcopy(move_batch(each.state_dict(), "cpu")) for each in stateful]
     modules = list(model.modules()) if model is not None else []
     modes = [module.training for module in modules]
@@ -292,7 +293,7 @@ def random_state_kept(loader: object) -> Iterator[None]:
 # --- batches, as trees with arrays at their ends ----------------------------------------------
 
 
-def map_batch(batch: object, change: Callable[[object], object]) -> object:
+def map_batch(batch: object, change: Callable[[Any], object]) -> object:
     """Return a batch of the same form with changed leaves.
 
     Args:
@@ -300,23 +301,29 @@ def map_batch(batch: object, change: Callable[[object], object]) -> object:
         change: leaf -> leaf.
     """
     again = partial(map_batch, change=change)
+    kind: Any = type(batch)
     if isinstance(batch, Mapping):
         changed = {key: again(value) for key, value in batch.items()}
-        return changed if isinstance(batch, defaultdict) else type(batch)(changed)
+        return changed if isinstance(batch, defaultdict) else kind(changed)
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):  # a named tuple
-        return type(batch)(*map(again, batch))
+        return kind(*map(again, batch))
     if isinstance(batch, list | tuple):
-        return type(batch)(map(again, batch))
+        return kind(map(again, batch))
     if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
         fields = dataclasses.fields(batch)
         return dataclasses.replace(batch, **{f.name: again(getattr(batch, f.name)) for f in fields})
     return change(batch)
 
 
-def leaves(batch: object) -> list[object]:
+def leaves(batch: object) -> list[Any]:
     """Return everything in a batch that is no container, in order."""
-    found: list[object] = []
-    map_batch(batch, lambda leaf: found.append(leaf) or leaf)
+    found: list[Any] = []
+
+    def note(leaf: object) -> object:
+        found.append(leaf)
+        return leaf
+
+    map_batch(batch, note)
     return found
 
 
@@ -325,7 +332,7 @@ def arrays(batch: object) -> list[torch.Tensor]:
     return [leaf for leaf in leaves(batch) if hasattr(leaf, "shape") and hasattr(leaf, "dtype")]
 
 
-def count_samples(batch: object, size: int | None) -> int:
+def count_samples(batch: Any, size: int | None) -> int:
     """Return how many samples a batch has; 0 where it does not tell.
 
     Args:
@@ -346,7 +353,7 @@ def _is_long(part: object) -> bool:
 def copy_batch(batch: object) -> object:
     """Return a copy of a batch in memory of its own; pinned tensors stay pinned."""
 
-    def copy_leaf(leaf: object) -> object:
+    def copy_leaf(leaf: Any) -> object:
         if hasattr(leaf, "clone") and not hasattr(leaf, "is_pinned"):  # no tensor
             return leaf.clone()
         if hasattr(leaf, "clone"):

@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from labkit import units
 from labkit.contracts import Skip
@@ -108,13 +108,14 @@ class Loop:
 
     def __init__(
         self,
-        loader: Iterable,
+        loader: Any,
         step: Callable[[object], object],
         model: torch.nn.Module | None = None,
     ) -> None:
-        self.loader, self.step, self.model = loader, step, model
-        self.has_opencv = "cv2" in sys.modules  # before labkit's decoders import it
-        self.device = Host()  # until the first step has run
+        self.loader, self.step = loader, step
+        self.model: torch.nn.Module | None = model
+        self.has_opencv: bool = "cv2" in sys.modules  # before labkit's decoders import it
+        self.device: Any = Host()  # until the first step has run
         self.resident: list[object] = []
         """Batches kept for the resident arm."""
         self.sizes: dict[str, int] = {}
@@ -139,7 +140,7 @@ class Loop:
         # What workers do that still fill their queues is no part of the step.
         return replace(stretch, cpu_s=stretch.own_cpu_s)
 
-    def run(self, arm: str, loader: Iterable, seconds: float, *, once: bool = False) -> Stretch:
+    def run(self, arm: str, loader: Any, seconds: float, *, once: bool = False) -> Stretch:
         """Iterate over a loader and, unless it runs alone, call the step with its batches.
 
         Args:
@@ -152,7 +153,8 @@ class Loop:
                 reaches the steady state; only the first counts for `Stretch.epoch_s`.
         """
         now, device, skipped = time.perf_counter, self.device, _skip_of(loader)
-        startups_s, epochs_s = [], []
+        startups_s: list[float] = []
+        epochs_s: list[float] = []
         done = 0
         head_s = begun_s = left_s = apart_s = called_s = 0.0
         enough = False
@@ -362,7 +364,7 @@ def collect(
             m.broken = in_one_line(error)
     except RuntimeError as late:  # of torch, whose signal of a dead worker came in the line above
         m.broken = in_one_line(late)
-    if m.broken and not loop.resident and getattr(loop.loader, "num_workers", 0):
+    if m.broken and not loop.resident and getattr(loop.loader, "num_workers", None):
         copied = loaders.copied(loop.loader, num_workers=0)
         with suppress(Exception), copied as twin, stall_limit() as wait_for:
             # Its bytes tell whether memory is short.
@@ -541,8 +543,8 @@ def _fit_into_memory(files: Sequence[Path], m: Measured) -> bool:
 
 def _decoders_s(files: Sequence[Path]) -> dict[str, float]:
     """Return the seconds that each of labkit's decoders takes for one of some JPEG files."""
-    jpegs = [path for path in files if path.suffix.lower() in (".jpg", ".jpeg")][:DECODED]
-    jpegs = [path.read_bytes() for path in jpegs]
+    paths = [path for path in files if path.suffix.lower() in (".jpg", ".jpeg")][:DECODED]
+    jpegs = [path.read_bytes() for path in paths]
     took_s = {}
     for name, decode in DECODERS.items() if jpegs else ():
         with suppress(Skip, ImportError, ValueError):  # not installed, or refuses a file
@@ -560,8 +562,9 @@ def _empty_batch_s(workers: int) -> float:
     from torch.utils.data import DataLoader
 
     skipped = 4 * workers + 1
-    tiny = DataLoader(
-        [torch.zeros(1)] * (skipped + EMPTY_BATCHES),
+    samples: Any = [torch.zeros(1)] * (skipped + EMPTY_BATCHES)
+    tiny: DataLoader = DataLoader(
+        samples,
         num_workers=workers,
         timeout=loaders.STALL_S if workers else 0,
     )

@@ -18,7 +18,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from labkit.analysis.statistics import ratio_interval
 from labkit.diagnosis import loaders
@@ -124,7 +124,7 @@ class Measured:
     pinned_s: float = 0.0
     """Such a copy from pinned memory."""
 
-    now: Demand | None = None
+    now: Demand = None  # type: ignore[assignment]  # most code runs where it is there
     """None where an arm is missing; then all that follows is not known either."""
     steps: int = 1
     """Of an epoch."""
@@ -144,7 +144,7 @@ class Measured:
     """As fast as they are while all workers run."""
     rows: tuple[Row, ...] = ()
     """A batch's way through a worker, most time first; "not explained" is one of them."""
-    knobs: Mapping[str, object] = field(default_factory=dict)
+    knobs: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of the DataLoader; empty for other loaders."""
     objects: int = 0
     """Of a batch, other than tensors and arrays."""
@@ -206,7 +206,7 @@ class Measured:
         ends = [end for end in self.ceiling_ci if end is not None] or [self.ceiling]
         return [max(1 - end, 0.0) for end in reversed(ends)]
 
-    def at_best(self, shorter: float = 1.0, **changes: object) -> float:
+    def at_best(self, shorter: float = 1.0, **changes: Any) -> float:
         """Return the least normalized time of an epoch with some demands changed.
 
         Args:

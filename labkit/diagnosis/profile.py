@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from functools import partial, reduce
 from multiprocessing.util import Finalize
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from labkit import units
 from labkit.diagnosis.loaders import copied, end_workers, epochs, is_data_loader
@@ -64,7 +64,7 @@ class CallGraph:
 
         rows = []
         for process, session in (("main process", self.main), ("workers", self.workers)):
-            own: Counter[tuple[str, str]] = Counter()
+            own: Any = Counter()
             # A sample is the own time of its innermost frame.
             for stack, spent_s in session.frame_records if session else ():
                 frame = Frame(stack[-1], context=session)
@@ -236,7 +236,7 @@ def kinds_of(run: Callable[[], object], *, on_cuda: bool) -> dict[str, Kind]:
 
     with Profiler(interval=STEP_INTERVAL_S, async_mode="disabled") as profiler:
         run()
-    spent: dict[str, Counter[str]] = defaultdict(Counter)
+    spent: dict[str, Any] = defaultdict(Counter)
     for stack, spent_s in profiler.last_session.frame_records:
         # pyinstrument's frames are "function\0file\0line".
         places = [frame.split("\x00")[:2] for frame in stack]

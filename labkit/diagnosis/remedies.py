@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from labkit import units
 from labkit.analysis.statistics import DELTA
@@ -62,7 +62,7 @@ class Remedy:
     """What to write."""
     easy: bool = True
     """Whether it is a line to change, not work to rewrite."""
-    knobs: Mapping[str, object] = field(default_factory=dict)
+    knobs: Mapping[str, Any] = field(default_factory=dict)
     """Arguments with which the lab tries it; empty where it cannot."""
     measured: float | None = None
     """Normalized time of an epoch as tried; None where it was not."""
@@ -83,11 +83,11 @@ class Line(NamedTuple):
     bottleneck: str
     subjects: Callable[[Measured], Sequence]
     """What it applies to: stages, numbers of workers; empty where nothing."""
-    leaves: Callable[[Measured, object], Mapping[str, object] | None]
+    leaves: Callable[[Measured, Any], Mapping[str, Any] | None]
     """Demands with it; None where only a trial can tell."""
-    reason: Callable[[Measured, object], str]
-    change: Callable[[Measured, object], str] | str
-    knobs: Callable[[Measured, object], Mapping[str, object]] | None = None
+    reason: Callable[[Measured, Any], str]
+    change: Callable[[Measured, Any], str] | str
+    knobs: Callable[[Measured, Any], Mapping[str, Any]] | None = None
     """DataLoader arguments, or a change of the model, with which it is tried."""
     easy: bool = True
 
@@ -148,7 +148,7 @@ def _small_batches(m: Measured) -> Sequence:
     return _given(m.samples > 0 and m.share_of(OVERHEAD) > MUCH)
 
 
-def _in_large_batches(m: Measured, _: object) -> dict[str, object]:
+def _in_large_batches(m: Measured, _: object) -> dict[str, Any]:
     """Return what is left where nothing is done for each batch: samples, and the device's work."""
     fetched = [stage for stage in m.stages if stage.kind != COLLATE]
     changes = {
@@ -215,7 +215,7 @@ def _wide(m: Measured) -> Sequence[str]:
     return (dtype,) if dtype in FEWER and pixels else ()
 
 
-def _fewer_bytes(m: Measured, dtype: str) -> dict[str, object]:
+def _fewer_bytes(m: Measured, dtype: str) -> dict[str, Any]:
     """Return the demands with fewer bytes: all that touches them gets shorter."""
     kept = 1 - (1 - FEWER[dtype][1]) * m.loop.sizes[dtype] / m.batch_bytes
     # Of collate, only what copies: what takes much longer does something else.
@@ -255,21 +255,21 @@ def bytes_in_words(m: Measured) -> str:
     return said
 
 
-def _less(m: Measured, less_s: float, *names: str) -> dict[str, object]:
+def _less(m: Measured, less_s: float, *names: str) -> dict[str, Any]:
     return {name: max(getattr(m.now, name) - less_s, 0.0) for name in names}
 
 
-def _ordered(m: Measured, _: object) -> dict[str, object]:
+def _ordered(m: Measured, _: object) -> dict[str, Any]:
     shorter = ("take_s",) if m.now.workers else ("wall_s", "cpu_s")
     return _less(m, m.probe.sampler_s, *shorter)
 
 
-def _shorter_step(m: Measured, less_s: float) -> dict[str, object]:
+def _shorter_step(m: Measured, less_s: float) -> dict[str, Any]:
     step_s = max(m.now.step_s - less_s, m.now.device_s)
     return {"step_s": step_s, **_less(m, less_s, "host_s", "host_cpu_s")}
 
 
-def _pinned(m: Measured, _: object) -> dict[str, object]:
+def _pinned(m: Measured, _: object) -> dict[str, Any]:
     """Return what is left where the device still copies, and the host no longer waits for that."""
     device_s = m.now.device_s - m.copy_s + m.pinned_s
     step_s = max(m.now.step_s - m.copy_s, device_s)
@@ -283,7 +283,7 @@ def _why_pinned(m: Measured, _: object) -> str:
     )
 
 
-def _unsynchronized(m: Measured, _: object) -> dict[str, object]:
+def _unsynchronized(m: Measured, _: object) -> dict[str, Any]:
     host_s = max(m.now.step_s - m.syncs_s, 0.0)
     return {"step_s": max(host_s, m.now.device_s), "host_s": host_s}
 
@@ -357,7 +357,7 @@ REMEDIES = (
          "keep the loss on the device (loss.detach()), and read it every 50 steps"),
     *(
         Line(name, kind, _always,
-             lambda m, _, kind=kind: _shorter_step(m, m.kind_s(kind)),
+             lambda m, _, kind=kind: _shorter_step(m, m.kind_s(kind)),  # type: ignore[misc]
              _of_step(what, kind), change)
         for name, what, kind, change in (
             ("save less often", "saving", "checkpoint",
@@ -382,7 +382,7 @@ REMEDIES = (
         Line(name, COMPUTE,
              lambda m: _given(m.loop.model is not None and m.ceiling > DEVICE_BOUND),
              only_tried, lambda m, _: "the device is the limit", change,
-             lambda m, _, knob=knob: {"model": knob})
+             lambda m, _, knob=knob: {"model": knob})  # type: ignore[misc]
         for knob, name, change in (
             ("bf16", "bf16 autocast", "with torch.autocast(device.type, torch.bfloat16): …"),
             ("channels_last", "channels last", "model.to(memory_format=torch.channels_last)"),

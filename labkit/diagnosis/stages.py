@@ -19,7 +19,7 @@ from functools import partial
 from itertools import islice, pairwise
 from multiprocessing.reduction import ForkingPickler
 from statistics import fmean, median
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from labkit.diagnosis import tracer
 from labkit.diagnosis.loaders import copied, epochs, is_data_loader
@@ -88,11 +88,14 @@ def probe_stages(loader: Iterable, *, seconds: float) -> Stages:
     """
     from torch.utils.data import DataLoader
 
-    is_torchs = is_data_loader(loader)
+    begin: Callable[[], Iterator]
     with ExitStack() as stack:
-        if is_torchs:
+        if is_data_loader(loader):
             recorder = Recorder(loader.collate_fn, sends=loader.num_workers > 0)
-            changes = {"collate_fn": recorder, "num_workers": min(1, loader.num_workers)}
+            changes: dict[str, Any] = {
+                "collate_fn": recorder,
+                "num_workers": min(1, loader.num_workers),
+            }
             twin = copied(loader, start=recorder.start, pin_memory=False, **changes)
             # Not iter(twin): a subclass may do with batches what cannot be done with `Made`.
             begin = partial(DataLoader.__iter__, stack.enter_context(twin))
@@ -100,7 +103,7 @@ def probe_stages(loader: Iterable, *, seconds: float) -> Stages:
             recorder = Recorder()
             begin = partial(_made_here, loader, recorder)
         found = _summarize(*_take(begin, recorder, seconds))
-    return replace(found, sampler_s=_sampler_s(loader)) if is_torchs else found
+    return replace(found, sampler_s=_sampler_s(loader)) if is_data_loader(loader) else found
 
 
 def _sampler_s(loader: DataLoader) -> float:
@@ -183,14 +186,15 @@ class Recorder:
 
     def __init__(self, collate: Callable | None = None, *, sends: bool = False) -> None:
         self.sends = sends
-        self._collate, self._number, self._tracer = collate, 0, None
+        self._collate, self._number = collate, 0
+        self._tracer: Tracer | None = None
 
     def start(self, _: int = 0) -> None:
         """Begin to record in this process."""
         from torch.utils.data._utils.fetch import _IterableDatasetFetcher, _MapDatasetFetcher
 
         opened = (_IterableDatasetFetcher.fetch, _MapDatasetFetcher.fetch, _draw)
-        roots = dict.fromkeys(opened, tracer.OPEN)
+        roots: dict[Any, str | None] = dict.fromkeys(opened, tracer.OPEN)
         roots |= {Recorder.__call__: COLLATE, Recorder.finish: None}
         tracing = Tracer(roots)
         tracing.start()

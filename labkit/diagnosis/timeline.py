@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from labkit import units
 from labkit.contracts import Skip, SystemClock
@@ -71,7 +71,8 @@ class _Recorder:
     """
 
     def __init__(self, now: Callable[[], float]) -> None:
-        self._now, self._samples = now, []
+        self._now = now
+        self._samples: list[dict[str, Any]] = []
         self._sampler = Sampler(self._sample, PERIOD_S)
         self._read_gpu: Callable[[], Reading] | None = None
         self.why_no_gpu = "torch used no GPU"
@@ -102,7 +103,7 @@ class _Recorder:
         return found.set_index(seen["at_s"] - start_s).iloc[1:]
 
     def _sample(self) -> None:
-        sample = {"fetched": tree_read_bytes(), **self._ask_gpu()}
+        sample: dict[str, Any] = {"fetched": tree_read_bytes(), **self._ask_gpu()}
         for number, (busy_s, all_s) in cores_s().items():
             sample |= {f"busy core {number}": busy_s, f"total core {number}": all_s}
         self._samples.append(sample | {"at_s": self._now()})

@@ -27,6 +27,7 @@ import time
 from collections.abc import Mapping
 from operator import add
 from types import CodeType, FrameType, FunctionType, ModuleType
+from typing import Any
 
 # Rules for functions, whatever calls them: the kind of stage that they begin, or how they count.
 READ, DECODE, TRANSFORM = "read", "decode", "transform"
@@ -124,7 +125,7 @@ def _rule_of_object(subject: object, code: CodeType) -> str:
     return DECODE if _by_words(_words(kind.__name__), own=True) == DECODE else TRANSFORM
 
 
-def _rule_of_builtin(function: object) -> str | None:
+def _rule_of_builtin(function: Any) -> str | None:
     """Return the rule for a function written in C; None if too small for a stage, such as len."""
     name, library = function.__name__, _module_of(function).partition(".")[0]
     if library in SMALL_LIBRARIES or type(function.__self__).__name__ in ("BytesIO", "StringIO"):
@@ -173,7 +174,7 @@ def _name_of(frame: FrameType, subject: object) -> str:
     return _short(frame.f_globals.get("__name__") or "", name)
 
 
-def _name_of_builtin(function: object, names: Mapping[str, object]) -> str:
+def _name_of_builtin(function: Any, names: Mapping[str, Any]) -> str:
     """Return a stage's name for a function written in C: "cv2.flip", "ndarray.astype".
 
     Args:
@@ -191,7 +192,7 @@ def _name_of_builtin(function: object, names: Mapping[str, object]) -> str:
     return _short(module, name)
 
 
-def _module_of(function: object) -> str:
+def _module_of(function: Any) -> str:
     """Return the module of a function written in C, or of the class whose method it is."""
     owner = function.__self__
     if owner is not None and not isinstance(owner, ModuleType):
@@ -278,7 +279,7 @@ class Tracer:
             counted[:] = map(add, counted, (wall_s, thread_s, process_s))
         self._mark = _clocks()  # without the time of this sample
 
-    def _stage_of(self, frame: FrameType | None, builtin: object) -> tuple[str, str, str] | None:
+    def _stage_of(self, frame: FrameType | None, builtin: Any) -> tuple[str, str, str] | None:
         """Return kind, name and reading transform of the stage that runs; None where none does.
 
         Args:
@@ -291,7 +292,7 @@ class Tracer:
             frame = frame.f_back
         root = self._roots[id(frame.f_code)] if frame is not None else None
         if root != OPEN:
-            return root and (root, root, "")
+            return (root, root, "") if root else None
         rule, begun, subject, reader = OPEN, None, None, ""
         for each in reversed(frames):
             name = each.f_code.co_name

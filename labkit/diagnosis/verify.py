@@ -15,6 +15,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from labkit.analysis.statistics import log_ratio, ratio_interval
 from labkit.diagnosis import loaders
@@ -154,17 +155,18 @@ def _bf16(loop: Loop) -> Callable:
 def _channels_last(loop: Loop) -> Callable:
     import torch
 
-    weights = [p for p in loop.model.parameters() if p.ndim >= 4]
+    model: Any = loop.model  # torch types `to` without memory_format
+    weights = [p for p in model.parameters() if p.ndim >= 4]
     if any(p.ndim > 4 or not p.is_contiguous() for p in weights):
         raise ValueError("the model is channels_last already, or has 3-D convolutions")
 
     @contextmanager
     def changed() -> Iterator[None]:
-        loop.model.to(memory_format=torch.channels_last)
+        model.to(memory_format=torch.channels_last)
         try:
             yield
         finally:
-            loop.model.to(memory_format=torch.contiguous_format)
+            model.to(memory_format=torch.contiguous_format)
 
     return changed
 

@@ -21,9 +21,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial, wraps
-from importlib.machinery import PathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from labkit import units
 from labkit.contracts import Clock, Skip, SystemClock
@@ -101,7 +102,9 @@ class _Epoch:
 
     def __init__(self, iterator: object, loop: Loop, size: int | None) -> None:
         try:
-            self.iterator = weakref.ref(iterator)  # one that a `break` left is gone at once
+            self.iterator: Callable = weakref.ref(
+                iterator
+            )  # one that a `break` left is gone at once
         except TypeError:
             self.iterator = bool
         self.loop, self.size, self.waited_s = loop, size, loop.wait_s
@@ -239,7 +242,7 @@ class Watch:
             lines.append("; ".join(said))
         return "\n".join([*lines, self.verdict])
 
-    def facts(self) -> dict[str, object]:
+    def facts(self) -> dict[str, Any]:
         """Return everything as JSON can hold it."""
         return {
             "loops": {name: asdict(loop) for name, loop in self.loops.items()},
@@ -251,9 +254,7 @@ class Watch:
 
     # --- what happens
 
-    def start(
-        self, make: Callable[[object], object], loader: object
-    ) -> tuple[object, _Epoch | None]:
+    def start(self, make: Callable[[Any], Any], loader: object) -> tuple[Any, _Epoch | None]:
         """Return `make(loader)`, an iterator, and its epoch; None in a worker, which was forked."""
         if os.getpid() != self._pid:
             return make(loader), None
@@ -280,7 +281,7 @@ class Watch:
         self._charge("wait_s")
         return iterator, epoch
 
-    def next(self, epoch: _Epoch, draw: Callable[[object], object], iterator: object) -> object:
+    def next(self, epoch: _Epoch, draw: Callable[[Any], Any], iterator: Any) -> Any:
         """Return `draw(iterator)`, a batch; it ends the step before."""
         self._charge("rest_s")
         if self._epochs[-1:] != [epoch]:  # another loop ran inside this one's step
@@ -397,7 +398,7 @@ class Watch:
 
     def _timed(self, move: Callable) -> Callable:
         @wraps(move)
-        def moved(tensor: object, *args: object, **options: object) -> object:
+        def moved(tensor: Any, *args: object, **options: object) -> object:
             began_s = self._now()
             result = move(tensor, *args, **options)
             # In a step, and not in a thread beside it.
@@ -415,7 +416,7 @@ def _known(what: str, s: float | None) -> list[str]:
     return [f"{what}: {units.seconds(s)}"] if s else []
 
 
-def _describe(iterator: object, loader: object) -> tuple[str, int | None, int | None]:
+def _describe(iterator: Any, loader: object) -> tuple[str, int | None, int | None]:
     """Return a loader's name, its batch size and its workers; None for what is not known."""
     workers = getattr(iterator, "_num_workers", None)
     if workers is None:
@@ -463,7 +464,7 @@ class WatchedLoader:
     # Setting any other attribute fails, instead of never reaching the loader.
     __slots__ = ("_loader", "watch")
 
-    def __init__(self, loader: Iterable, watch: Watch) -> None:
+    def __init__(self, loader: Any, watch: Watch) -> None:
         self._loader, self.watch = loader, watch
 
     def __iter__(self) -> Iterator:
@@ -558,7 +559,7 @@ def _loaders_seen(watch: Watch) -> Iterator[None]:
                     iterator._labkit = epoch
                 return iterator
 
-            def step(iterator: object) -> object:
+            def step(iterator: Any) -> object:
                 if "_labkit" not in vars(iterator):  # made without iter(loader), as fastai does
                     iterator._labkit = watch.start(lambda made: made, iterator)[1]
                 epoch = iterator._labkit
@@ -575,7 +576,7 @@ def _loaders_seen(watch: Watch) -> Iterator[None]:
         else:
             finder = _Finder(patch)
             sys.meta_path.insert(0, finder)
-            undo.callback(lambda: finder in sys.meta_path and sys.meta_path.remove(finder))
+            undo.callback(finder.remove)
         yield
 
 
@@ -589,19 +590,27 @@ class _Finder:
     def __init__(self, patch: Callable[[ModuleType], None]) -> None:
         self._patch = patch
 
-    def find_spec(self, name: str, path: Sequence[str] | None, _: object = None) -> object:
+    def remove(self) -> None:
+        """Stop looking, if it still does."""
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         """Return the module's own spec, whose loader then changes the module."""
         if name != DATALOADER:
             return None
         sys.meta_path.remove(self)
         spec = PathFinder.find_spec(name, path)
-        execute = spec.loader.exec_module
+        loader: Any = spec.loader
+        execute = loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
             execute(module)
             self._patch(module)
 
-        spec.loader.exec_module = exec_module
+        loader.exec_module = exec_module
         return spec
 
 

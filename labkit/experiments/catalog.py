@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from labkit.experiments import loading, main_road, storing, training_loop
 from labkit.machine import media
@@ -34,7 +35,7 @@ MODELS = {
 }
 
 
-def build(name: str, protocol: str, settings: Mapping[str, object]) -> Experiment:
+def build(name: str, protocol: str, settings: Mapping[str, Any]) -> Experiment:
     """Return an experiment of the catalog; arguments and errors as `request.experiment`."""
     base = with_settings(document_base(), dict(settings))
     found = pick(CATALOG, name, "experiment")(base)
@@ -141,7 +142,7 @@ def _why_no_hard_disk() -> str:
     return ""
 
 
-def _check_kept(found: Experiment, changes: Mapping[str, object]) -> None:
+def _check_kept(found: Experiment, changes: Mapping[str, Any]) -> None:
     """Refuse a setting that the experiment itself decides, instead of dropping it silently."""
     for name, value in changes.items():
         chosen = list(dict.fromkeys(getattr(s, name) for s in found.variants.values()))

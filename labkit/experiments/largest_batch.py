@@ -13,7 +13,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from labkit.contracts import Skip
 from labkit.machine import gpu
@@ -135,7 +135,7 @@ def largest_batch(
     return describe(given, found)
 
 
-def describe(settings: Settings, found: Mapping[str, object]) -> Largest:
+def describe(settings: Settings, found: Mapping[str, Any]) -> Largest:
     """Turn what `timing.search_on_cuda` found into a `Largest`.
 
     Raises:

@@ -7,6 +7,7 @@ number of each.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from labkit import units
 from labkit.experiments.main_road import PUBLISHED
@@ -317,7 +318,7 @@ def ranks(base: Settings) -> Experiment:
         epochs=1,
     )
     labels = {f"{n} GPUs" if n > 1 else "1 GPU": replace(base, ranks=n) for n in RANKS}
-    grouped = {"variants": labels}
+    grouped: dict[str, Any] = {"variants": labels}
     if base.device == "emulated" and not base.has_device_speed:
         speeds = {
             "GPUs a third as fast as the loader": 1 / 3,
@@ -345,7 +346,7 @@ def rivals(base: Settings) -> Experiment:
     """
     base = _light(base)
 
-    def by(loader: str, **changes: object) -> Settings:
+    def by(loader: str, **changes: Any) -> Settings:
         return replace(base, loader=loader, **changes)
 
     return Experiment(

@@ -10,13 +10,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from labkit.machine import media
 from labkit.machine.page_cache import can_evict
 from labkit.parts.operations import MEANINGS
 from labkit.runs.experiment import Experiment, in_groups
 from labkit.runs.operation_trials import LOOKUPS, OPERATIONS, SAMPLE
-from labkit.settings import Settings, change_all
+from labkit.settings import Settings, change_all, with_settings
 
 # Width and height of the pictures.  Only full mode measures the larger ones: every trial has a
 # process of its own, and the first two sizes already are 186 trials in quick mode.
@@ -159,7 +160,7 @@ def combined(base: Settings) -> Experiment:
         "preprocessor": ("loops", "on_device"),
     }
     combinations = {
-        " + ".join(values): replace(base, **dict(zip(levels, values)))
+        " + ".join(values): with_settings(base, dict(zip(levels, values)))
         for values in itertools.product(*levels.values())
     }
     original = combinations.pop("hdd + none + loops")
@@ -249,7 +250,7 @@ def _timed_alone(
     *,
     is_quick: Callable[[str, str], bool] = lambda group, library: True,
     notes: tuple[str, ...] = (),
-    **fields: object,
+    **fields: Any,
 ) -> Experiment:
     """Compare the libraries or ways of single operations.
 

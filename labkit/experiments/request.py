@@ -9,6 +9,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from labkit.experiments import catalog
 from labkit.experiments.roofline import over_device_speeds
@@ -32,7 +33,7 @@ class Request:
     blocks: int | None = None
     """Repetitions; unset: the mode's."""
     protocol: str = CORRECTED
-    settings: Mapping[str, object] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
     """Settings for all variants."""
     variants: tuple[str, ...] = ()
     """Labels of those that take part; none: all."""
@@ -47,7 +48,7 @@ class Request:
         return cls._from({"experiment": experiment, **(getattr(experiment, "request", None) or {})})
 
     @classmethod
-    def read(cls, info: Mapping[str, object]) -> Request:
+    def read(cls, info: Mapping[str, Any]) -> Request:
         """Return the request of a stored run; of runs before schema 2 its name and mode only.
 
         Args:
@@ -59,7 +60,7 @@ class Request:
         return cls(experiment=name if name in catalog.CATALOG else None, mode=info["mode"])
 
     @classmethod
-    def _from(cls, stored: Mapping[str, object]) -> Request:
+    def _from(cls, stored: Mapping[str, Any]) -> Request:
         given = {name: value for name, value in stored.items() if value is not None}
         variants = tuple(RENAMED.get(label, label) for label in given.pop("variants", ()))
         settings = with_new_names(given.pop("settings", {}))
@@ -68,7 +69,7 @@ class Request:
                 raise ValueError(f"settings must be named as in `Settings`, got {name!r:.80}")
         return cls(**{"experiment": None, **given, "settings": settings, "variants": variants})
 
-    def to_dict(self) -> dict[str, object]:
+    def to_dict(self) -> dict[str, Any]:
         """Return what `run.json` holds under `request`; an own experiment is left out."""
         stored = {**vars(self), "settings": dict(self.settings), "variants": list(self.variants)}
         if not isinstance(self.experiment, str):
@@ -86,7 +87,7 @@ class Request:
             settings.pop("cache", None)
         if isinstance(self.experiment, str):
             return catalog.build(self.experiment, self.protocol, settings)
-        own = self.experiment
+        own: Any = self.experiment
         return replace(
             own,
             variants=change_all(own.variants, **settings),
@@ -214,7 +215,10 @@ def choose(
         ValueError: an unknown label, or a baseline that is left out.
     """
     asked = Request.of(experiment)
-    chosen = {"variants": tuple(variants) or asked.variants, "baseline": baseline or asked.baseline}
+    chosen: dict[str, Any] = {
+        "variants": tuple(variants) or asked.variants,
+        "baseline": baseline or asked.baseline,
+    }
     return replace(asked, mode="full", **chosen).build()  # those of full mode can be chosen, too
 
 
@@ -242,7 +246,7 @@ def _kept(experiment: Experiment, variants: tuple[str, ...], baseline: str | Non
     )
 
 
-def _arguments(named: Mapping[str, object], *positional: object) -> str:
+def _arguments(named: Mapping[str, Any], *positional: object) -> str:
     said = [repr(value) for value in positional]
     said += [f"{name}={value!r}" for name, value in named.items() if value is not None]
     return ", ".join(said)

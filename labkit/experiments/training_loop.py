@@ -8,6 +8,7 @@ loss separate the two.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from labkit.machine import gpu
 from labkit.parts.training.exchange import ALL_REDUCE, NO_SYNC, NOOP
@@ -343,7 +344,10 @@ def data_parallel(base: Settings) -> Experiment:
     )
     variants = {"1 GPU": base}
     for gpus in GPUS:
-        at_once = {"exchange": f"data_parallel_{gpus}", "batch_size": gpus * GPU_BATCH_SIZE}
+        at_once: dict[str, Any] = {
+            "exchange": f"data_parallel_{gpus}",
+            "batch_size": gpus * GPU_BATCH_SIZE,
+        }
         variants[f"DataParallel, {gpus} GPUs"] = replace(base, **at_once)
         variants[f"DistributedDataParallel, {gpus} GPUs"] = replace(base, ranks=gpus)
     return Experiment(

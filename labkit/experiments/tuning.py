@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from labkit import units
 from labkit.analysis.stand_ins import stand_ins
@@ -193,7 +193,7 @@ def worker_counts(default: Settings) -> dict[str, Settings]:
 
 def _around(best: Settings, label: str) -> dict[str, Settings]:
     """Return the best settings with each of the other loader settings changed."""
-    changes: list[dict[str, object]] = []
+    changes: list[dict[str, Any]] = []
     if best.loader.startswith("torch") and best.num_workers:
         deep = {"prefetch_factor": 2 * best.prefetch_factor}
         kept = {"persistent_workers": not best.persistent_workers}
@@ -221,9 +221,7 @@ class _Until(threading.Event):
         return self._cancel is not None and self._cancel.is_set()
 
 
-def _round(
-    variants: Mapping[str, Settings], blocks: int, until: _Until, **how: object
-) -> StoredRun:
+def _round(variants: Mapping[str, Settings], blocks: int, until: _Until, **how: Any) -> StoredRun:
     """Measure the default, which comes first, and other settings until the time is over."""
     experiment = Experiment(
         "tune",
@@ -246,5 +244,5 @@ def _measured(found: StoredRun) -> dict[str, Row]:
     }
 
 
-def _knobs(settings: Settings) -> dict[str, object]:
+def _knobs(settings: Settings) -> dict[str, Any]:
     return {name: getattr(settings, name) for name in KNOBS}

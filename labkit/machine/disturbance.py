@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from typing import Any
 
 from labkit.machine import helper, procfs
 from labkit.machine.usage import own_cpu_s
@@ -51,7 +52,7 @@ def since(before: Mapping[str, float | None]) -> dict[str, float | None]:
         these did not use); and swapped pages.
     """
     now = disturbance()
-    spent = {
+    spent: dict[str, Any] = {
         name: None if now[name] is None or value is None else now[name] - value
         for name, value in before.items()
     }

@@ -16,12 +16,12 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from labkit.contracts import Skip
 
@@ -29,7 +29,7 @@ IMPORT_AND_KERNEL_S = 120.0  # a cold `import torch` with CUDA takes up to a min
 # NVML keeps a process's use for each of its periods, of up to a second, and returns some again.
 RECENT_US = 1_000_000
 T = TypeVar("T")
-Reading = dict[str, int | str | None]
+Reading = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +110,7 @@ def nvidia_driver() -> tuple[str, int]:
         return "", 0
 
 
-def explain_cuda(answer: Mapping[str, object]) -> str:
+def explain_cuda(answer: Mapping[str, Any]) -> str:
     """Return why torch runs no kernel on its first GPU, and what to do about it.
 
     Args:
@@ -167,7 +167,7 @@ def open_gpu(count: int = 1) -> Callable[[], Reading]:
     return read
 
 
-def _others(nvml: ModuleType, gpu: object, own: Collection[int], since_us: int) -> dict | None:
+def _others(nvml: ModuleType, gpu: object, own: Set[int], since_us: int) -> dict | None:
     """Return what other processes used of the GPU lately in percent, by number.
 
     None where no own one is found: in a container, NVML may know processes by other numbers.
@@ -202,7 +202,7 @@ def _busiest(percents: Mapping[int, int]) -> str | None:
         return None
 
 
-def read_gpu(nvml: ModuleType, gpu: object, own: Collection[int], since_us: int) -> Reading:
+def read_gpu(nvml: ModuleType, gpu: object, own: Set[int], since_us: int) -> Reading:
     """Read how busy a GPU is, its memory, how busy others keep it, and which of them most.
 
     Args:

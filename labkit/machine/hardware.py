@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from labkit import units
 from labkit.install import CHECKOUT
@@ -54,6 +55,8 @@ def cores() -> int:
 
 def _cpu_quota(folder: Path) -> float | None:
     """Return the cores that a control group grants; None without a limit."""
+    quota: str | int | None
+    period: str | int | None
     quota, _, period = procfs.text(folder / "cpu.max").strip().partition(" ")  # version 2
     if not quota:
         quota = procfs.number(folder / "cpu.cfs_quota_us")  # version 1; -1: no limit
@@ -89,7 +92,7 @@ def has_bfloat16() -> bool:
     return flags is None or "avx512bw" in flags
 
 
-def provenance() -> dict[str, object]:
+def provenance() -> dict[str, Any]:
     """Describe the machine and its software, for `run.json`.
 
     Returns:
@@ -118,7 +121,7 @@ def provenance() -> dict[str, object]:
     }
 
 
-def describe(provenance: Mapping[str, object]) -> str:
+def describe(provenance: Mapping[str, Any]) -> str:
     """Describe the machine of a run in one short line.
 
     Args:
@@ -184,7 +187,7 @@ def _is_virtual() -> bool | str:
 def _cpu_flags() -> list[str] | None:
     """Return what the CPU can do, as Linux names it; None on others than x86."""
     flags = re.search(r"^flags\s*:(.*)$", procfs.text("/proc/cpuinfo"), re.MULTILINE)
-    return flags and flags[1].split()
+    return flags[1].split() if flags else None
 
 
 def _revision() -> tuple[str, bool | str]:

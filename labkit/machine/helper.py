@@ -16,6 +16,7 @@ import select
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from labkit.contracts import Skip
 
@@ -41,7 +42,7 @@ class Helper:
         Skip: it does not start.
     """
 
-    def __init__(self, what: str, program: Sequence[str], spec: Mapping[str, object]) -> None:
+    def __init__(self, what: str, program: Sequence[str], spec: Mapping[str, Any]) -> None:
         self._what = what
         self._process = subprocess.Popen(
             [sys.executable, *program],
@@ -59,13 +60,13 @@ class Helper:
             self.close()
             raise
 
-    def say(self, line: Mapping[str, object]) -> dict:
+    def say(self, line: Mapping[str, Any]) -> dict:
         """Send a line and return the answer.
 
         Raises:
             Skip: there is none.
         """
-        process = self._process
+        process: Any = self._process  # with pipes
         try:
             process.stdin.write(json.dumps(line).encode() + b"\n")
             process.stdin.flush()

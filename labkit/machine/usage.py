@@ -23,10 +23,11 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from statistics import fmean
+from typing import Any
 
 from labkit.contracts import Skip
 from labkit.machine import helper, procfs, shared_memory
-from labkit.machine.gpu import open_gpu
+from labkit.machine.gpu import Reading, open_gpu
 
 PERIOD_S = 0.1
 NVML_PERIOD_S = 0.2  # NVML itself averages over 1/6 to 1 s
@@ -45,7 +46,7 @@ class Usage:
     def __init__(self, *, gpus: int) -> None:
         self.gpu = GpuWatch(gpus)
         self._pss_bytes: list[int | None] = []
-        self._shm_bytes = []
+        self._shm_bytes: list[int] = []
         """What /dev/shm held beyond what it held at the start."""
         self._watches = ExitStack()
 
@@ -66,7 +67,7 @@ class Usage:
     def __exit__(self, *_: object) -> None:
         self._watches.close()
 
-    def totals(self) -> dict[str, object]:
+    def totals(self) -> dict[str, Any]:
         """Return the measurements as fields of `Trial`.
 
         A peak is None where the kernel does not tell it or the trial was too short.
@@ -113,7 +114,8 @@ class GpuWatch:
     """Context that reads some of torch's GPUs meanwhile; reads nothing where there is none."""
 
     def __init__(self, count: int) -> None:
-        self._count, self._samples = count, []
+        self._count = count
+        self._samples: list[Reading] = []
         self._sampler = ExitStack()
 
     def __enter__(self) -> GpuWatch:

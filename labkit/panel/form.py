@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from html import escape
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from labkit.analysis.summary import in_common
 from labkit.experiments.request import Request
@@ -80,7 +80,7 @@ class Form:
         if not kept:
             raise ValueError("variants must be at least one, got none; switch one on")
         given = {name: _value(control) for name, control in self._controls.items()}
-        asked = {name: given.pop(name) for name in ASKED}
+        asked: dict[str, Any] = {name: given.pop(name) for name in ASKED}
         start = self._start.settings
         hidden = {name: start[name] for name in start if name not in self._controls}
         return replace(
@@ -170,7 +170,7 @@ def row(children: Iterable[Widget]) -> Widget:
     return widgets.HBox(list(children), layout={"flex_flow": "row wrap"})
 
 
-def _shared(experiment: Experiment) -> dict[str, object]:
+def _shared(experiment: Experiment) -> dict[str, Any]:
     """Return the settings that all variants share, of those that this kind of trial uses."""
     baseline = experiment.variants[experiment.baseline]
     others = [*experiment.variants.values(), *experiment.in_full.values()]

@@ -20,7 +20,7 @@ from dataclasses import replace
 from functools import partial
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from labkit import units
 from labkit.analysis.stand_ins import stand_in_name
@@ -139,7 +139,7 @@ def _chooser(start: Request, results: Path) -> VBox:
     """Show a list of experiments above the panel of the one that is chosen."""
     import ipywidgets as widgets
 
-    def show(name: str) -> Panel:
+    def show(name: str | Experiment | None) -> Panel:
         request = replace(start, experiment=name)
         over_speeds = start.roofline and has_roofline(request.whole())
         return Panel(replace(request, roofline=over_speeds), results)
@@ -287,7 +287,7 @@ class Panel:
         said = again = ""
         try:
             request = self._form.refresh()
-            options = {"blocks": request.blocks, "results": self._results}
+            options: dict[str, Any] = {"blocks": request.blocks, "results": self._results}
             said = str(forecast(request.build(), request.mode, **options))
             again = again_html(request, str(self._results))
             self._error.value = ""
@@ -306,7 +306,7 @@ class Panel:
 
     def _on_run(self) -> None:
         request = self._form.request()
-        options = {"results": self._results, "blocks": request.blocks}
+        options: dict[str, Any] = {"results": self._results, "blocks": request.blocks}
         run = partial(runs.run, request.build(), request.mode, **options)
         # Before it starts: a run that fails at once says why from its own thread.
         self._error.value = ""

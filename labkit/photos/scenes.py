@@ -231,7 +231,7 @@ def _background(scene: Scene, rng: np.random.Generator) -> np.ndarray:
         colour = depth * ground + (1 - depth) * (0.5 * ground + 0.4 * sky)  # haze
         corners = [[width_px, height_px], [0, height_px]]
         polygon = np.vstack([np.column_stack([steps, ridge]), corners])
-        cv2.fillPoly(canvas, [np.int32(polygon)], colour.tolist())
+        cv2.fillPoly(canvas, [polygon.astype(np.int32)], colour.tolist())
     # Stones and grass on the ground, leaves in bushes and trees.
     y = horizon_px + rng.beta(1, 1.6, int(rng.integers(300, 2000))) * (height_px - horizon_px)
     _scatter(canvas, np.column_stack([rng.uniform(0, width_px, len(y)), y]), ground, rng)
@@ -290,7 +290,7 @@ def _coloured(
 
 def _cast_shadows(canvas: np.ndarray, scene: Scene) -> None:
     """Darken the ground under each object, softly."""
-    small = np.full((scene.height_px // 8, scene.width_px // 8), 1, np.float32)
+    small: np.ndarray = np.full((scene.height_px // 8, scene.width_px // 8), 1, np.float32)
     for thing in scene.things:
         left, top, width, height = cv2.boundingRect(thing.outlines.reshape(-1, 1, 2))
         foot = ((left + width // 2) // 8, (top + height) // 8)

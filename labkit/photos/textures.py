@@ -29,7 +29,7 @@ def cut_texture(
 ) -> np.ndarray:
     """Cut a (H, W) float32 texture with variance about 1, sometimes stretched like grain."""
     field = _fields(seed)[2 if smooth else rng.integers(len(FIELD_EXPONENTS))]
-    stretch = (1, 1) if rng.random() < 0.6 else (rng.uniform(0.25, 1), 1)
+    stretch: tuple[float, float] = (1, 1) if rng.random() < 0.6 else (rng.uniform(0.25, 1), 1)
     if rng.random() < 0.5:
         stretch = stretch[::-1]
     cut = (max(1, int(size[0] * stretch[0])), max(1, int(size[1] * stretch[1])))

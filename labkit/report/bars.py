@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from labkit import units
 from labkit.files import write_whole
@@ -61,21 +61,21 @@ LOOKS = {
     "first epoch": ("#7fa8c9", "////"),
     "later epochs": ("#e3edf5", ""),
 }
-EDGE = {"edgecolor": "#707070", "linewidth": 0.7}
-DOT = {
+EDGE: dict[str, Any] = {"edgecolor": "#707070", "linewidth": 0.7}
+DOT: dict[str, Any] = {
     "marker": "o", "markersize": 4, "color": INK, "alpha": 0.75, "linestyle": "none",
     "clip_on": False,
 }  # fmt: skip
 # Larger and open, so that a dot under it shows.
-OUTLIER = {
+OUTLIER: dict[str, Any] = {
     "marker": "o", "markersize": 8, "markerfacecolor": "none", "markeredgecolor": INK,
     "markeredgewidth": 1.3, "linestyle": "none", "clip_on": False,
 }  # fmt: skip
-PUBLISHED = {
+PUBLISHED: dict[str, Any] = {
     "marker": "D", "markersize": 8, "markerfacecolor": "white", "markeredgecolor": "#7a0177",
     "markeredgewidth": 1.6, "linestyle": "none", "clip_on": False,
 }  # fmt: skip
-INTERVAL = {"color": INK, "linewidth": 1.6, "marker": "|", "markersize": 8}
+INTERVAL: dict[str, Any] = {"color": INK, "linewidth": 1.6, "marker": "|", "markersize": 8}
 # Tried in this order for letters that DejaVu Sans lacks.
 CJK_FONTS = (
     "Noto Sans CJK SC", "Noto Sans CJK JP", "Noto Sans SC", "Source Han Sans SC",
@@ -186,7 +186,7 @@ def _draw_bar(axes: Axes, bar: Bar, y: float, height: float, limit: float) -> No
 
 
 def write_beside(
-    axes: Axes, y: float, offset_pt: tuple[float, float], text: str, **font: object
+    axes: Axes, y: float, offset_pt: tuple[float, float], text: str, **font: Any
 ) -> None:
     """Write right of the axes, some points right of their end and above y."""
     axes.annotate(
@@ -269,7 +269,7 @@ def page() -> Iterator[Figure]:
     from matplotlib.figure import Figure
 
     with style():
-        figure = Figure(layout="constrained")
+        figure: Any = Figure(layout="constrained")
         canvas = FigureCanvasAgg(figure)
         # Figures made without pyplot do not show themselves; IPython looks for this name.
         figure._repr_mimebundle_ = partial(mimebundle, figure)
@@ -308,16 +308,15 @@ def frame(
     figure.set_label(" ".join(s if s.endswith(ends) else f"{s}." for s in sentences if s))
     foot = wrap(footer, FOOTER_CHARS)
     foot_in = PAD_IN / 2 + (FOOTER_PT * 0.019 * (1 + foot.count("\n")) if foot else 0)
-    lines = 1 + max((handle.get_label().count("\n") for handle in handles), default=0)
+    lines = 1 + max((str(handle.get_label()).count("\n") for handle in handles), default=0)
     legend_lines = -(-len(handles) // columns) * lines
     bottom_in = foot_in + (LEGEND_LINE_IN * legend_lines + PAD_IN if handles else 0)
     top_in = 1.5 * PAD_IN + sum(line.height_in for line in title)
     whole_in = bottom_in + content_in + top_in
     figure.set_size_inches(WIDTH_IN, whole_in)
     left = PAD_IN / WIDTH_IN
-    figure.get_layout_engine().set(
-        rect=(left, bottom_in / whole_in, 1 - 2 * left, content_in / whole_in), w_pad=0
-    )
+    engine: Any = figure.get_layout_engine()
+    engine.set(rect=(left, bottom_in / whole_in, 1 - 2 * left, content_in / whole_in), w_pad=0)
     if handles:
         figure.legend(
             handles=handles, loc="lower left", ncols=columns, borderaxespad=0, borderpad=0,
@@ -389,7 +388,7 @@ def style() -> Iterator[None]:
         yield
 
 
-def mimebundle(figure: Figure, **_: object) -> tuple[dict[str, str], dict[str, object]]:
+def mimebundle(figure: Figure, **_: object) -> tuple[dict[str, str], dict[str, Any]]:
     """Show a figure in a notebook, with its text for screen readers.
 
     JupyterLab gives images from image/png no alternative text, hence the HTML; the image
@@ -401,7 +400,7 @@ def mimebundle(figure: Figure, **_: object) -> tuple[dict[str, str], dict[str, o
     """
     png = base64.b64encode(to_bytes(figure, "png")).decode()
     width_px = round(figure.get_size_inches()[0] * 96)
-    alt = html.escape(figure.get_label())
+    alt = html.escape(str(figure.get_label()))
     image = (
         f'<img src="data:image/png;base64,{png}" alt="{alt}" width="{width_px}" '
         'style="max-width:100%;background:white">'

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import accumulate, chain, cycle, pairwise
 from operator import itemgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -55,7 +55,12 @@ if TYPE_CHECKING:
 
 NORMALIZED = "epoch time ÷ the baseline's (0.8 = 20 % shorter)"
 SHOWN = f"{NORMALIZED}, with its 95 % confidence interval"
-LINE_OF_NO_CHANGE = {"color": INK, "linewidth": 1, "linestyle": (0, (4, 3)), "zorder": 2.5}
+LINE_OF_NO_CHANGE: dict[str, Any] = {
+    "color": INK,
+    "linewidth": 1,
+    "linestyle": (0, (4, 3)),
+    "zorder": 2.5,
+}
 
 
 def around(summary: Summary, conditions: Sequence[str] = ()) -> tuple[list[Line], str]:
@@ -75,7 +80,7 @@ def kinds(summary: Summary) -> dict[str, Callable[[Summary], Figure]]:
     if summary.kind == "roofline":
         return {"roofline": roofline}
     caches = {settings.get("cache") for settings in summary.info["variants"].values()}
-    found = {"times": times}
+    found: dict[str, Callable[[Summary], Figure]] = {"times": times}
     if {"cold", "warm"} <= caches:
         found["epochs"] = epochs
     if find_series(summary):
@@ -147,10 +152,10 @@ def _times_of_groups(summary: Summary) -> Figure:
             if column != columns[0]:
                 axes.tick_params(labelleft=False)
             drawn += bars
-            said = describe_rows([_times_row(summary, row) for row in rows])
+            texts = describe_rows([_times_row(summary, row) for row in rows])
             shown += [
                 text if row.normalized_time is None else f"{text}, {units.seconds(row.time_s)}"
-                for text, row in zip(said, rows)
+                for text, row in zip(texts, rows)
             ]
         # Not below the axes: there is one label for all of them.
         title = around(summary, [divided, words.conditions(summary)])
@@ -222,7 +227,8 @@ def overview(summaries: Sequence[Summary]) -> Figure | None:
     ]
     if not found:
         return None
-    rows, stood_in = [], {}
+    rows = []
+    stood_in: dict[str, Any] = {}
     for summary, row in found:
         drawn = _times_row(summary, row)
         said = list(filter(None, [row.verdict or "no verdict", words.agreement(summary, row)]))
@@ -340,11 +346,11 @@ def epochs(summary: Summary) -> Figure:
 NEGLIGIBLE, NEGLIGIBLE_SAID = 0.01, "less than 1 % from"
 EVERY = re.compile(r"every (\d+ steps|step)")
 GROUP = 0.84  # width of the points and the advice at one position, in positions
-BASELINE = {
+BASELINE: dict[str, Any] = {
     "color": INK, "marker": "o", "markersize": 6, "markerfacecolor": "white",
     "linestyle": (0, (4, 3)),
 }  # fmt: skip
-RING = {
+RING: dict[str, Any] = {
     "marker": "o", "markersize": 11, "markerfacecolor": "none", "markeredgecolor": INK,
     "markeredgewidth": 1.2, "linestyle": "none",
 }  # fmt: skip
@@ -418,7 +424,7 @@ def _draw_dial(axes: Axes, summary: Summary, found: Mapping[str, Points]) -> lis
     axes.set_ylim(0, 1.2 * highest)  # a very long interval is cut off
     axes.grid(axis="y")
     axes.axhline(1, **LINE_OF_NO_CHANGE)
-    handles = []
+    handles: list[Artist] = []
     if summary.rows[0].normalized_time is not None:
         axes.plot([len(steps)], [1], zorder=3, **BASELINE)
         handles.append(Line2D([], [], label=f"{summary.baseline} (baseline)", **BASELINE))
@@ -433,7 +439,7 @@ def _draw_dial(axes: Axes, summary: Summary, found: Mapping[str, Points]) -> lis
         shift = GROUP / len(found) * (i - (len(found) - 1) / 2)
         xs = [places[n] + shift for n, _ in points]
         ys = [row.normalized_time for _, row in points]
-        look = {"color": color, "linewidth": 1.4, "markersize": 6, "marker": marker}
+        look: dict[str, Any] = {"color": color, "linewidth": 1.4, "markersize": 6, "marker": marker}
         label = wrap(name or "every N steps", 28)
         handles += axes.plot(xs, ys, linestyle=dashes, label=label, **look)
         for x, (n, row) in zip(xs, points):
@@ -471,10 +477,10 @@ def find_sizes(summary: Summary) -> dict[str, dict[str, Points]]:
     tasks = summary.info.get("tasks", {})
     found: dict[str, dict[str, Points]] = {}
     for row in summary.rows:
-        numbers = [n for n in tasks.get(row.variant, {}).values() if isinstance(n, int)]
+        numbers: list[int] = [n for n in tasks.get(row.variant, {}).values() if isinstance(n, int)]
         if len(numbers) == 1 and row.time_s:
             ways = found.setdefault(re.sub(r"\d[\d,]*", "N", row.group), {})
-            ways.setdefault(row.name, []).append((*numbers, row))
+            ways.setdefault(row.name, []).append((numbers[0], row))
     return found
 
 
@@ -487,7 +493,8 @@ def dial_of_sizes(summary: Summary) -> Figure:
     from matplotlib.ticker import EngFormatter, FuncFormatter
 
     found, looks = find_sizes(summary), cycle(SERIES_LOOKS)
-    shown, handles = ["Time per image, lower is better"], {}
+    shown = ["Time per image, lower is better"]
+    handles: dict[str, Artist] = {}
     with page() as figure:
         panels = figure.subplots(1, len(found), sharey=True, squeeze=False)[0]
         for axes, (title, ways) in zip(panels, found.items()):
@@ -519,16 +526,22 @@ def dial_of_sizes(summary: Summary) -> Figure:
 
 # --- roofline -------------------------------------------------------------------------------
 
-DIAGONAL = {"color": INK, "linewidth": 1.2, "zorder": 1.5}
-IDEAL = {"linewidth": 1.2, "zorder": 1.6}
-MEASURED = {"color": INK, "marker": "o", "markersize": 6, "linestyle": "none", "zorder": 3}
-MEASURED_AT = {"color": "#d0d0d0", "linewidth": 0.8, "zorder": 0.5}
-OWN_DEVICE = {"color": INK, "linewidth": 0.9, "zorder": 1.8}
+DIAGONAL: dict[str, Any] = {"color": INK, "linewidth": 1.2, "zorder": 1.5}
+IDEAL: dict[str, Any] = {"linewidth": 1.2, "zorder": 1.6}
+MEASURED: dict[str, Any] = {
+    "color": INK,
+    "marker": "o",
+    "markersize": 6,
+    "linestyle": "none",
+    "zorder": 3,
+}
+MEASURED_AT: dict[str, Any] = {"color": "#d0d0d0", "linewidth": 0.8, "zorder": 0.5}
+OWN_DEVICE: dict[str, Any] = {"color": INK, "linewidth": 0.9, "zorder": 1.8}
 GROUND = "#efefef"
 FAR = 4  # times as fast as the fastest measured device, or as slow as the slowest
 # Between two pipelines at one speed of the GPU, and between the first and the last of them.
 BESIDE_PT, ALL_BESIDE_PT = 5, 24
-INSIDE = {"clip_on": True, "in_layout": False}
+INSIDE: dict[str, Any] = {"clip_on": True, "in_layout": False}
 ROOFLINE_IN = 4.6
 END_CHARS = 30  # of a line of a name at the end of a line
 NAME_LINE = 0.05  # height of a line of a name at the end of a line, as a share of the axis
@@ -618,7 +631,8 @@ def _draw_roofline(axes: Axes, summary: Summary, found: Sequence[Pipeline]) -> l
     for i, (pipeline, (marker, dashes, color)) in enumerate(zip(found, cycle(SERIES_LOOKS))):
         # Beside one another, or equal speeds would hide one another.
         beside_pt = min(BESIDE_PT, ALL_BESIDE_PT / len(found)) * (i - (len(found) - 1) / 2)
-        beside = offset_copy(axes.transData, axes.figure, x=beside_pt, y=0, units="points")
+        figure: Any = axes.figure
+        beside = offset_copy(axes.transData, figure, x=beside_pt, y=0, units="points")
         xs = [point.device_images_per_s for point in pipeline.points]
         ys = [point.images_per_s for point in pipeline.points]
         look = {**MEASURED, "color": color, "marker": marker}
@@ -722,7 +736,8 @@ def timeline(seen: Timeline, title: str = "Use of device, cores, disk and host")
 
 def _panels(seen: Timeline) -> tuple[list[tuple[str, float, Callable]], list[str]]:
     """Return title, height and drawing of every panel, and why the others are missing."""
-    panels, missing = [], []
+    panels: list[tuple[str, float, Callable]] = []
+    missing: list[str] = []
     measured = seen.samples.dropna(axis="columns", how="all")
     cores = measured.filter(like="core ")
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from labkit import units
 from labkit.analysis.roofline import ALONE, pipelines
@@ -20,7 +21,7 @@ from labkit.report.words import check_baseline, not_measured, reason
 from labkit.resolve import traits
 from labkit.runs.store import StoredRun
 
-Variants = Mapping[str, Mapping[str, object]]
+Variants = Mapping[str, Mapping[str, Any]]
 
 PUBLISHED_TAKES = "the document's time takes"
 HOUR_S = 3_600
@@ -292,7 +293,7 @@ def _costs(run: StoredRun) -> Table | None:
     return Table(cells, notes=notes)
 
 
-def _made_s(made: Mapping[str, object]) -> float | None:
+def _made_s(made: Mapping[str, Any]) -> float | None:
     """Add up the seconds of packing and copying; None where one of them was not recorded."""
     seconds = [made[name] for name in ("pack_s", "copy_s") if name in made]
     return sum(seconds) if seconds and None not in seconds else None
@@ -363,7 +364,7 @@ def _combinations(run: StoredRun) -> Table | None:
 
 def _predicted(
     variant: str, row: Row, predicted: Sequence[float | None], remark: str
-) -> dict[str, object]:
+) -> dict[str, Any]:
     inside = [
         name
         for name, x in zip(MODELS, predicted)
@@ -380,7 +381,7 @@ def _predicted(
     }
 
 
-def _factors(settings: Mapping[str, object]) -> tuple[object, ...]:
+def _factors(settings: Mapping[str, Any]) -> tuple[object, ...]:
     return tuple(settings.get(factor) for factor in FACTORS)
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from labkit import units
 from labkit.analysis.roofline import ALONE
@@ -34,8 +34,10 @@ if TYPE_CHECKING:
     import jinja2
 
 COMMENT_COLUMNS = 98
-PARTS = ("packing", "decoder", "preprocessor", "loader", "prefetcher")
-PARTS += ("saver", "metrics", "progress_bar")
+PARTS = (
+    *("packing", "decoder", "preprocessor", "loader", "prefetcher"),
+    *("saver", "metrics", "progress_bar"),
+)
 # What a program imports where these names occur in it.
 IMPORTS = {
     "copy": "import copy",
@@ -148,7 +150,7 @@ def _comment(text: str) -> Code:
 def _source(decode: Callable) -> str:
     """Return a decoder's source without decorator and docstring, and with plain imports."""
     lines = inspect.getsource(decode).splitlines()
-    function = ast.parse("\n".join(lines)).body[0]
+    function: Any = ast.parse("\n".join(lines)).body[0]
     docstring = function.body[0]
     lines = [*lines[function.lineno - 1 : docstring.lineno - 1], *lines[docstring.end_lineno :]]
     text = re.sub(r'(\w+) = open_library\("([\w.]+)".*', r"import \2 as \1", "\n".join(lines))

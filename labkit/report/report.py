@@ -14,7 +14,7 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from labkit import units
 from labkit.analysis.stand_ins import find_stand_ins, stand_ins
@@ -83,7 +83,7 @@ def report(
     else:
         to = unused(Path(results) / REPORTS / time.strftime("%Y%m%dT%H%M%SZ", time.gmtime()))
     name = INDEX if is_index else REPORT
-    page = {
+    page: dict[str, Any] = {
         "sections": [facts(run) for run in runs],
         "overview": overview(runs) if len(runs) > 1 else None,
         "claims": _grouped_claims(runs, results, are_all_shown=is_index),
@@ -94,7 +94,7 @@ def report(
         html = _environment(is_html=True).get_template("page.html.j2").render(page)
         written = [write_whole(to / f"{name}.html", html)]
         if markdown:
-            figures = {}
+            figures: dict[str, Any] = {}
             for number, (run, section) in enumerate(zip(runs, page["sections"]), 1):
                 to_figure = f"{FIGURES}/{number}-{run.info['experiment']}"
                 section["images"] = {kind: f"{to_figure}-{kind}" for kind in section["charts"]}
@@ -123,7 +123,7 @@ def _newest_to_show(results: Path | str) -> list[StoredRun]:
     return list({run.folder: run for run in shown}.values())
 
 
-def facts(run: StoredRun) -> dict[str, object]:
+def facts(run: StoredRun) -> dict[str, Any]:
     """Return what a report shows of a run: texts, (name, text) pairs, tables and figures."""
     from labkit.report.findings import findings
     from labkit.report.table import table
@@ -146,12 +146,15 @@ def facts(run: StoredRun) -> dict[str, object]:
     }
 
 
-def overview(runs: Sequence[StoredRun]) -> dict[str, object]:
+def overview(runs: Sequence[StoredRun]) -> dict[str, Any]:
     """Return what several runs come to: a chart, the winner of each, and which variants save none.
 
     A variant is its label and the number of its run, from 1.
     """
-    best, no_saving, undetected, untested, stood_in = [], {}, [], {}, {}
+    best, undetected = [], []
+    no_saving: dict[Any, Any] = {}
+    untested: dict[Any, Any] = {}
+    stood_in: dict[str, str] = {}
     for number, summary in enumerate((run.summary for run in runs), 1):
         stood_in |= find_stand_ins(summary.rows)
         for row in summary.rows:
@@ -182,10 +185,10 @@ def overview(runs: Sequence[StoredRun]) -> dict[str, object]:
 
 def _grouped_claims(
     runs: Sequence[StoredRun], results: Path | str, *, are_all_shown: bool
-) -> dict[str, list[dict[str, object]]]:
+) -> dict[str, list[dict[str, Any]]]:
     """Return group -> claims; each with its number of runs, from 1, that its answer rests on."""
     numbers = {run.folder.name: number for number, run in enumerate(runs, 1)}
-    grouped: dict[str, list[dict[str, object]]] = {group: [] for group in GROUPS}
+    grouped: dict[str, list[dict[str, Any]]] = {group: [] for group in GROUPS}
     for row in answers(results, runs=runs):
         rests_on = [numbers[name] for name in row["run"].split(", ") if name]
         if rests_on or are_all_shown:
@@ -193,7 +196,7 @@ def _grouped_claims(
     return {group: rows for group, rows in grouped.items() if rows}
 
 
-def claims_table(rows: Sequence[Mapping[str, object]]) -> Table:
+def claims_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """Return the table of what `answers` returns; reference runs beside this machine's."""
     from labkit.report.table import Table
 
@@ -215,10 +218,10 @@ def claims_table(rows: Sequence[Mapping[str, object]]) -> Table:
     return Table(columns, notes=notes)
 
 
-def _machines(runs: Sequence[StoredRun]) -> list[dict[str, object]]:
+def _machines(runs: Sequence[StoredRun]) -> list[dict[str, Any]]:
     """Return each machine: its facts, its runs' numbers, from 1, and its name if another one."""
     here = hardware.provenance()["machine_id"]
-    found: list[dict[str, object]] = []
+    found: list[dict[str, Any]] = []
     for number, run in enumerate(runs, 1):
         provenance = run.info["provenance"]
         is_here = provenance.get("machine_id") == here and SHARED not in run.info
@@ -233,7 +236,7 @@ def _machines(runs: Sequence[StoredRun]) -> list[dict[str, object]]:
     return found
 
 
-def _unfinished(info: Mapping[str, object]) -> str:
+def _unfinished(info: Mapping[str, Any]) -> str:
     status = info["status"]
     if status == "finished":
         return ""
@@ -268,11 +271,11 @@ def method_facts(run: StoredRun) -> Pairs:
     return [(name, text) for name, text in found.items() if text]
 
 
-def _settings(values: Mapping[str, object]) -> str:
+def _settings(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={value}" for name, value in values.items() if value is not None)
 
 
-def _differences(info: Mapping[str, object]) -> Table | None:
+def _differences(info: Mapping[str, Any]) -> Table | None:
     """Return the settings in which variants differ; None where they do not."""
     from labkit.report.table import Table
 
@@ -286,7 +289,7 @@ def _differences(info: Mapping[str, object]) -> Table | None:
     return Table(rows) if any(own.values()) else None
 
 
-def machine_facts(info: Mapping[str, object]) -> Pairs:
+def machine_facts(info: Mapping[str, Any]) -> Pairs:
     """Return the machine and the software of a run."""
     provenance: Mapping = info["provenance"]
     versions = {"python": provenance.get("python"), **(provenance.get("versions") or {})}

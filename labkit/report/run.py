@@ -9,7 +9,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from labkit.claims.ledger import answers, weigh_answer
 from labkit.experiments.request import Request
@@ -140,7 +140,12 @@ def run(
             is in progress in this process.
         Cancelled: `cancel` was set while data at a URL was copied to this machine.
     """
-    options = {"results": results, "blocks": blocks, "cancel": cancel, "progress": progress}
+    options: dict[str, Any] = {
+        "results": results,
+        "blocks": blocks,
+        "cancel": cancel,
+        "progress": progress,
+    }
     return _held(runner.run(experiment, mode, **options))
 
 
@@ -181,7 +186,12 @@ def roofline(
     asked = Request.of(experiment)
     settings = {**asked.settings, **settings}
     asked = replace(asked, mode=mode, blocks=blocks, settings=settings, roofline=True)
-    options = {"results": results, "blocks": blocks, "cancel": cancel, "progress": progress}
+    options: dict[str, Any] = {
+        "results": results,
+        "blocks": blocks,
+        "cancel": cancel,
+        "progress": progress,
+    }
     return run(asked.build(), mode, **options)
 
 
@@ -224,9 +234,9 @@ def find_run(name: Path | str, results: Path | str = "results") -> Run:
 def newest_run(name: str, results: Path | str = "results") -> Run | None:
     """Return an experiment's newest finished run; None where there is none."""
     # A run as in the document answers another question: it never hides a corrected one.
-    found = newest_runs(results, lambda info: (weight := weigh_answer(info)) and min(weight, 1))
-    found = found.get(name)
-    return found and _held(found)
+    runs = newest_runs(results, lambda info: (weight := weigh_answer(info)) and min(weight, 1))
+    found = runs.get(name)
+    return None if found is None else _held(found)
 
 
 def open_shared(file: Path | str, results: Path | str = "results") -> Run:

@@ -16,6 +16,7 @@ import re
 import zipfile
 import zlib
 from pathlib import Path
+from typing import Any
 
 from labkit.contracts import SCHEMA as ROW_SCHEMA
 from labkit.contracts import Trial, utc_now
@@ -202,7 +203,7 @@ def _parse(members: dict[str, bytes]) -> tuple[Facts, list[Facts]]:
     return info, rows
 
 
-def _is_small(value: object) -> bool:
+def _is_small(value: Any) -> bool:
     """Return whether a value from JSON is within the limits of size."""
     if isinstance(value, str):
         return len(value) <= MAX_CHARACTERS and not CONTROL.search(value)

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from html import escape
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 from pandas.io.formats.style import Styler
@@ -34,7 +35,10 @@ STYLES = [
 ]
 
 
-class Table(Styler.from_custom_template(Path(__file__).parent, html_table="table.html.j2")):
+_Styler: Any = Styler.from_custom_template(Path(__file__).parent, html_table="table.html.j2")
+
+
+class Table(_Styler):
     """A table that shows itself: as HTML in a notebook, as text in a terminal.
 
     Args:
@@ -46,7 +50,7 @@ class Table(Styler.from_custom_template(Path(__file__).parent, html_table="table
 
     def __init__(
         self,
-        rows: object,
+        rows: Any,
         *,
         heading: Sequence[str] = (),
         notes: Sequence[str] = (),
@@ -147,13 +151,13 @@ def _beside_a_sample(summary: Summary, row: Row) -> dict[str, str]:
     found = {}
     if any(LOOK_UPS in other.labels for other in summary.rows):
         look_ups = row.labels.get(LOOK_UPS)
-        found["per look-up"] = units.seconds(look_ups and row.time_s / float(look_ups))
+        found["per look-up"] = units.seconds(row.time_s / float(look_ups) if look_ups else None)
     if samples := [x.time_s for x in summary.rows if x.group == SAMPLE and x.time_s]:
         found["of a sample"] = units.percent(row.time_s and row.time_s / samples[0])
     return found
 
 
-def _text(cell: object) -> str:
+def _text(cell: Any) -> str:
     if isinstance(cell, str):
         return cell
     if cell is None or cell != cell:  # NaN

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from labkit import units
 from labkit.analysis.roofline import (
@@ -187,11 +188,11 @@ def several_gpus(summary: Summary) -> list[str]:
     ]
 
 
-def _when(facts: Mapping[str, object], key: str) -> str:
+def _when(facts: Mapping[str, Any], key: str) -> str:
     return f"; checked {units.minute(facts[key])}" if facts.get(key) else ""
 
 
-def origin(info: Mapping[str, object]) -> str:
+def origin(info: Mapping[str, Any]) -> str:
     """Return in one line the machine, versions, run and time; nothing personal.
 
     Args:
@@ -205,14 +206,14 @@ def origin(info: Mapping[str, object]) -> str:
     return " · ".join(filter(None, parts))
 
 
-def revision(provenance: Mapping[str, object]) -> str:
+def revision(provenance: Mapping[str, Any]) -> str:
     """Return the commit of labkit that measured, "" where it is not known."""
     commit = provenance.get("revision") or NOT_KNOWN
     changed = " with changes" if provenance.get("dirty") is True else ""
     return "" if commit == NOT_KNOWN else f"labkit {commit[:REVISION_SHOWN]}{changed}"
 
 
-def _versions(info: Mapping[str, object]) -> list[str]:
+def _versions(info: Mapping[str, Any]) -> list[str]:
     """Return the versions of torch and of the libraries that a variant's settings name."""
     versions = info["provenance"].get("versions") or {}
     settings = [x for key in ("variants", "tasks") for x in (info.get(key) or {}).values()]

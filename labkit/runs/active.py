@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from labkit.analysis.validity import baselines_of, group_of
 from labkit.contracts import Trial, utc_now
@@ -54,7 +55,8 @@ class Progress:
     """
 
     def __init__(self, name: str, *, shown: bool) -> None:
-        self._name, self.shown, self._bar, self._trial = name, shown, None, ""
+        self._name, self.shown, self._trial = name, shown, ""
+        self._bar: Any = None
 
     def begin(self, folder: Path) -> None:
         """Start a run in its folder."""
@@ -141,7 +143,7 @@ class ActiveRun:
         """The variants that are still in the run."""
         return {label: its for label, its in self.variants.items() if label not in self.dropped}
 
-    def ask(self, job: str, **arguments: object) -> object:
+    def ask(self, job: str, **arguments: Any) -> Any:
         """Run a job in a fresh process, and once more if it is killed; see `Launcher.run`."""
         try:
             return self.launcher.run(job, **arguments)

@@ -23,6 +23,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -122,11 +123,15 @@ def calibrate_run(run: ActiveRun, epoch_share: float) -> None:
     _note_short_epochs(run, mode)
 
 
-def _device(run: ActiveRun) -> dict[str, object]:
+def _device(run: ActiveRun) -> dict[str, Any]:
     """Return the rate of the baseline's emulated device, and the calibration that the run uses."""
-    calibration = {"device_images_per_s": None}
+    calibration: dict[str, Any] = {"device_images_per_s": None}
     if any(map(is_calibrated, run.remaining.values())):
-        how = {"ask": run.ask, "say": run.progress.say, "progress": run.progress.shown}
+        how: dict[str, Any] = {
+            "ask": run.ask,
+            "say": run.progress.say,
+            "progress": run.progress.shown,
+        }
         kept = device_of(run.baseline, run.folder.parents[1], **how)
         run.progress.say(f"{kept}, kept in {run.folder.parents[1] / FILE}")
         calibration |= {
@@ -139,7 +144,7 @@ def _device(run: ActiveRun) -> dict[str, object]:
     return calibration
 
 
-def with_device(settings: Settings, calibration: Mapping[str, object]) -> Settings:
+def with_device(settings: Settings, calibration: Mapping[str, Any]) -> Settings:
     """Return the settings with the speed of the calibrated device, if they use it.
 
     Args:
@@ -287,7 +292,7 @@ def _free_epoch(pipeline: Pipeline, clock: Clock, batches: list) -> Epoch:
 
 # --- the calibrated device ----------------------------------------------------------------------
 
-Ask = Callable[..., object]
+Ask = Callable[..., Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -307,7 +312,7 @@ class CalibratedDevice:
     processes: int
     """How many measured it, each for about a second."""
     measured_utc: str
-    reference: dict[str, object]
+    reference: dict[str, Any]
     """Settings of the reference pipeline."""
 
     def __str__(self) -> str:
@@ -450,7 +455,8 @@ def _reference_rates(
     images = min(REFERENCE_IMAGES, len(open_original(settings))) - len(excluded)
     batch_size = max(min(reference.batch_size, images), 1)
     reference = replace(reference, images=max(images, 1), batch_size=batch_size)
-    rates, began_s = [], time.monotonic()
+    rates: list[float] = []
+    began_s = time.monotonic()
     form = "{desc} {percentage:3.0f}%|{bar:15}| {elapsed} of at most 01:00{postfix}"
     with bar(
         total=LONGEST_S, desc="calibrating the simulated GPU", disable=not progress, bar_format=form

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -273,8 +273,8 @@ def compare_work(
         except (Skip, ImportError) as reason:
             verdicts[label] = ("skipped", str(reason))
         except Exception as error:  # any failure of a part is shown as its row
-            reason = out_of_memory(error, settings) or f"{type(error).__name__}: {error}"
-            verdicts[label] = ("failed", reason)
+            said = out_of_memory(error, settings) or f"{type(error).__name__}: {error}"
+            verdicts[label] = ("failed", said)
         else:
             verdicts[label] = ("ok", "")
     return verdicts
@@ -350,12 +350,12 @@ def _check_rates(
     job: str,
     name: str,
     labels: Sequence[str],
-    facts: dict[str, object],
-    what: Mapping[str, object],
+    facts: dict[str, Any],
+    what: Mapping[str, Any],
 ) -> None:
     """Add to a stand-in's facts what it delivers, or drop its variants."""
 
-    def prove() -> list[dict[str, object]]:
+    def prove() -> list[dict[str, Any]]:
         for _ in range(RATE_TRIES):
             rates = run.ask(job, settings=run.variants[labels[0]], excluded=run.info["excluded"])
             off = [rate for rate in rates if rate["error_share"] > MAX_ERROR_SHARE]
@@ -375,7 +375,7 @@ def _check_rates(
         skip(run, labels, reason)
 
 
-def check_emulator(run: ActiveRun, settings: Settings) -> dict[str, object]:
+def check_emulator(run: ActiveRun, settings: Settings) -> dict[str, Any]:
     """Let the emulated device prove that it does not slow a training loop down itself.
 
     It must be busy for `FREE_LOADER_MIN_AU` of the time with a loader that costs nothing, in the
@@ -414,9 +414,7 @@ def check_emulator(run: ActiveRun, settings: Settings) -> dict[str, object]:
     return {"free_loader_au": au, "free_loader_checked_utc": checked_utc}
 
 
-def _remembered(
-    run: ActiveRun, what: Mapping[str, object], prove: Callable[[], T]
-) -> tuple[T, str]:
+def _remembered(run: ActiveRun, what: Mapping[str, Any], prove: Callable[[], T]) -> tuple[T, str]:
     """Return a passed check's result and time: an earlier one of this machine, or one made now.
 
     Args:
@@ -430,12 +428,12 @@ def _remembered(
     return _keep(run, what, prove())
 
 
-def _recall(run: ActiveRun, what: Mapping[str, object]) -> tuple[T, str] | None:
+def _recall(run: ActiveRun, what: Mapping[str, Any]) -> Any:
     """Return what `_keep` kept of a check, however long ago; None where it did not."""
     return _read_passed(run.folder.parents[1] / SELF_CHECKS).get(_key(run, what))
 
 
-def _keep(run: ActiveRun, what: Mapping[str, object], found: T) -> tuple[T, str]:
+def _keep(run: ActiveRun, what: Mapping[str, Any], found: T) -> tuple[T, str]:
     path, checked_utc = run.folder.parents[1] / SELF_CHECKS, utc_now()
     passed = {**_read_passed(path), _key(run, what): [found, checked_utc]}
     with contextlib.suppress(OSError):  # it only saves time
@@ -443,7 +441,7 @@ def _keep(run: ActiveRun, what: Mapping[str, object], found: T) -> tuple[T, str]
     return found, checked_utc
 
 
-def _key(run: ActiveRun, what: Mapping[str, object]) -> str:
+def _key(run: ActiveRun, what: Mapping[str, Any]) -> str:
     machine = {name: run.info["provenance"][name] for name in ("machine_id", "kernel")}
     return json.dumps({**what, **machine, "program": _sources_hash()})
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
+from typing import Any
 
 from labkit.runs.store import RESERVED
 from labkit.settings import CORRECTED, PROTOCOLS, Settings, pick
@@ -42,7 +43,7 @@ class Experiment:
     The baseline of a group is `baseline` if that is in it, else the group's first variant."""
     kind: str = EPOCHS
     """What a trial times, a key of `kinds.KINDS`."""
-    tasks: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    tasks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Label -> what its trials need beside the settings, for kinds that need more."""
     published: Mapping[str, float] = field(default_factory=dict)
     """Label -> the document's normalized time, where it gives one."""
@@ -69,7 +70,7 @@ class Experiment:
 
     Takes the experiment, from which variants may have been left out, and the reason."""
     # Not in __init__, so that `dataclasses.replace` drops it: a changed experiment is the user's.
-    request: Mapping[str, object] | None = field(init=False, default=None, compare=False)
+    request: Mapping[str, Any] | None = field(init=False, default=None, compare=False)
     """What `labkit.experiments.request.Request` built it from; None: the user's own."""
 
     def __post_init__(self) -> None:
@@ -98,7 +99,7 @@ class Experiment:
         Args:
             labels: the variants that are measured.
         """
-        told = {}
+        told: dict[str, Any] = {}
         if self.tasks:
             told["tasks"] = {label: self.tasks[label] for label in labels}
         if self.groups:
@@ -113,14 +114,16 @@ class Experiment:
 def in_groups(
     groups: Mapping[str, Mapping[str, Settings]],
     is_quick: Callable[[str, str], bool],
-) -> dict[str, dict]:
+) -> dict[str, Any]:
     """Return an experiment's variants, named "group: label", and their groups.
 
     Args:
         groups: group -> label -> settings.
         is_quick: of group and label; the others are for full mode only.
     """
-    variants, in_full, group_of = {}, {}, {}
+    variants: dict[str, Settings] = {}
+    in_full: dict[str, Settings] = {}
+    group_of: dict[str, str] = {}
     for group, its in groups.items():
         for label, settings in its.items():
             name = f"{group}: {label}"

@@ -12,6 +12,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from labkit.analysis.forecast import Forecast, forecast
 from labkit.analysis.validity import baselines_of
@@ -134,7 +135,7 @@ def _measure_gpu(run: ActiveRun) -> None:
     if not (own or beside) or calibration.get(name) is not None:
         return
     run.progress.say("measuring this machine's GPU with the model alone")
-    alone = {"step_repeats": 1, "ranks": 1, "exchange": Settings.exchange}
+    alone: dict[str, Any] = {"step_repeats": 1, "ranks": 1, "exchange": Settings.exchange}
     settings = replace(run.baseline, images=calibration["images"], **alone)
     if not own:
         step, profile = PREPROCESSORS[settings.preprocessor].batch, Settings.profile
@@ -162,8 +163,13 @@ def _prepare_operations(run: ActiveRun, cleanup: ExitStack) -> None:
 
 def _stage(run: ActiveRun, cleanup: ExitStack) -> None:
     """Pack the data and copy it to every medium; drop the variants where that is impossible."""
-    how = {"say": run.progress.say, "cancel": run.cancel, "progress": run.progress.shown}
-    storages, costs = {}, dict(run.info.get("costs", {}))
+    how: dict[str, Any] = {
+        "say": run.progress.say,
+        "cancel": run.cancel,
+        "progress": run.progress.shown,
+    }
+    storages: dict[str, Any] = {}
+    costs = dict(run.info.get("costs", {}))
     for labels in _grouped(run, stored_folder):
         settings = run.variants[labels[0]]
         try:
@@ -218,9 +224,7 @@ def _say_forecast(run: ActiveRun, **known: float) -> None:
     run.progress.say(str(expected))
 
 
-def expect(
-    results: Path | str, experiment: str, *, kind: str, mode: str, **known: object
-) -> Forecast:
+def expect(results: Path | str, experiment: str, *, kind: str, mode: str, **known: Any) -> Forecast:
     """Forecast a run from the earlier ones of this machine.
 
     Args:

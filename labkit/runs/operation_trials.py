@@ -19,6 +19,7 @@ from contextlib import suppress
 from functools import lru_cache
 from itertools import repeat
 from statistics import fmean
+from typing import Any
 
 import numpy as np
 
@@ -27,6 +28,7 @@ from labkit.contracts import (
     DECODED_TOLERANCE_LEVELS,
     Annotation,
     Clock,
+    Content,
     Epoch,
     Sample,
     Skip,
@@ -100,7 +102,7 @@ AGREEMENTS: dict[str, tuple[float, float]] = {
 }
 
 
-def load(settings: Settings, task: Mapping[str, object]) -> None:
+def load(settings: Settings, task: Mapping[str, Any]) -> None:
     """Make the inputs and import the library, for all trials forked from this process."""
     name, library, *size = task.values()
     make_inputs(settings, name, *size)
@@ -128,6 +130,7 @@ def pictures(settings: Settings, width_px: int, height_px: int) -> list[Picture]
 def _photos(settings: Settings) -> list[np.ndarray]:
     _use_one_thread()
     photos = []
+    jpeg: Any
     for index, jpeg, _ in samples(settings):
         try:
             photos.append(DECODERS["opencv"](jpeg))
@@ -137,7 +140,7 @@ def _photos(settings: Settings) -> list[np.ndarray]:
 
 
 @lru_cache(maxsize=1)
-def samples(settings: Settings) -> list[tuple[int, bytes, Annotation]]:
+def samples(settings: Settings) -> list[tuple[int, Content, Annotation]]:
     """Read the first photographs in the order of the seed: index, file and boxes of each."""
     reader = open_source(settings)
     return [(int(i), *reader.read(int(i))) for i in shuffled_images(settings)[:PHOTOS]]
@@ -177,7 +180,7 @@ INPUTS: dict[str, Callable[..., list]] = {
 
 
 def compare_operations(
-    settings: Settings, tasks: Mapping[str, Mapping[str, object]]
+    settings: Settings, tasks: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, tuple[str, str]]:
     """Run every library or way once and compare the outputs.
 
@@ -235,9 +238,7 @@ def difference(found: np.ndarray, reference: np.ndarray, agreement: tuple[float,
     return ""
 
 
-def time_operation(
-    settings: Settings, task: Mapping[str, object], seconds: float
-) -> dict[str, object]:
+def time_operation(settings: Settings, task: Mapping[str, Any], seconds: float) -> dict[str, Any]:
     """Measure one trial in this process, with one thread.
 
     Args:

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from filelock import FileLock, Timeout
@@ -120,6 +121,7 @@ class Converter:
 
     def _read(self, i: int) -> tuple[Content, Annotation, np.ndarray | None]:
         settings, reader = self.settings, self.reader
+        content: Any
         try:
             content, annotation = reader.read(i)
         except OSError as error:  # `ensure_pack` takes an OSError for one of writing the pack
@@ -163,9 +165,9 @@ def encode_jpeg(image_rgb: np.ndarray) -> bytes:
     return jpeg.tobytes()
 
 
-def about(settings: Settings, reader: Reader) -> dict[str, object]:
+def about(settings: Settings, reader: Reader) -> dict[str, Any]:
     """Return what a pack is made from and how; a pack is used if its manifest says the same."""
-    facts: dict[str, object] = {
+    facts: dict[str, Any] = {
         "stored": settings.stored,
         "source_hash": fingerprint(reader),
         "boxes": reader.boxes,
@@ -239,7 +241,7 @@ def spark(jobs: int, master: str) -> Iterator[Map]:
     def run(function: Callable[[int], Stored], indices: range) -> list[Stored]:
         # A task costs 0.03 s, so there are few.
         pieces = context.parallelize(indices, min(len(indices), 2 * context.defaultParallelism))
-        results = pieces.map(partial(_caught, function)).collect()
+        results: list[Any] = pieces.map(partial(_caught, function)).collect()
         for result in results:
             if isinstance(result, Exception):
                 raise result
@@ -276,7 +278,7 @@ def ensure_pack(
     say: Callable[[str], None] = lambda line: None,
     cancel: threading.Event | None = None,
     progress: bool = False,
-) -> dict[str, object] | None:
+) -> dict[str, Any] | None:
     """Make the pack that settings read, unless it is there already; whole or not at all.
 
     Args:
@@ -331,7 +333,7 @@ def ensure_pack(
                     images=len(reader),
                     about=wanted,
                 )
-                cost = {
+                cost: dict[str, Any] = {
                     "source_bytes": int(reader.image_bytes.sum()),
                     "pack_s": time.perf_counter() - start_s,
                     "jobs": jobs,
@@ -346,10 +348,14 @@ def ensure_pack(
     return cost
 
 
-def read_cost(folder: Path) -> dict[str, object]:
+def read_cost(folder: Path) -> dict[str, Any]:
     """Read what making a pack took; None where it was made elsewhere."""
     manifest = read_manifest(folder)
-    cost = {"folder": str(folder), "images": manifest["images"], "bytes": manifest["bytes"]}
+    cost: dict[str, Any] = {
+        "folder": str(folder),
+        "images": manifest["images"],
+        "bytes": manifest["bytes"],
+    }
     cost |= dict.fromkeys(("source_bytes", "pack_s", "jobs", "engine"))
     with contextlib.suppress(OSError, ValueError):
         cost |= json.loads((folder / COST).read_bytes())
@@ -357,7 +363,7 @@ def read_cost(folder: Path) -> dict[str, object]:
 
 
 def _convert_all(
-    converter: Converter, run: Map, at_once: int, check: Callable[[], None], shown: object
+    converter: Converter, run: Map, at_once: int, check: Callable[[], None], shown: Any
 ) -> Iterator[Stored]:
     """Convert all images, `at_once` of them in memory."""
     images = len(converter.reader)

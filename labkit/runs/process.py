@@ -23,6 +23,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from labkit.contracts import Cancelled, Skip
 from labkit.machine import hardware, shared_memory
@@ -42,7 +43,7 @@ class TrialKilled(TrialFailed):
 
 ERRORS = {"skipped": Skip, "failed": TrialFailed, "killed": TrialKilled}
 # The server that waits for the next launcher, its temporary folder, and what it was started with.
-_ready: tuple[subprocess.Popen, str | None, dict[str, object]] | None = None
+_ready: tuple[subprocess.Popen, str | None, dict[str, Any]] | None = None
 
 
 class Launcher:
@@ -61,7 +62,7 @@ class Launcher:
         self._log = log.open("ab")
         self._cancel = cancel
         self._fork = hardware.can_fork()  # else a program of its own does each job
-        self._started_with: dict[str, object] = {}
+        self._started_with: dict[str, Any] = {}
         self._process: subprocess.Popen | None = None
         self._pending = b""
         self._requests = 0
@@ -78,7 +79,7 @@ class Launcher:
             self.close()
         self._log.close()
 
-    def run(self, job: str, **arguments: object) -> object:
+    def run(self, job: str, **arguments: Any) -> Any:
         """Run one job in a fresh process and wait for its result.
 
         Args:
@@ -134,7 +135,10 @@ class Launcher:
             self.close()
             # The user's own parts may come from any module that can be imported here.
             path = os.pathsep.join(filter(None, sys.path))
-            how = {"env": {**os.environ, "PYTHONPATH": path}, "cwd": str(Path.cwd())}
+            how: dict[str, Any] = {
+                "env": {**os.environ, "PYTHONPATH": path},
+                "cwd": str(Path.cwd()),
+            }
             self._started_with = how
             self._process, self._temporary = _take_ready(how) if self._fork else (None, None)
             if self._process is None:
@@ -212,7 +216,7 @@ def end_ready_server() -> None:
     _take_ready({})
 
 
-def _take_ready(wanted: dict[str, object]) -> tuple[subprocess.Popen | None, str | None]:
+def _take_ready(wanted: dict[str, Any]) -> tuple[subprocess.Popen | None, str | None]:
     """Return the server that waits and its temporary folder.
 
     Where it was started with something else, it is ended and there is none.

@@ -19,9 +19,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
 from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from labkit.contracts import Epoch
 from labkit.parts.storage.disks import Rate
@@ -51,7 +53,7 @@ class Ranks:
         self.rank = 0
         self._settings, self._train = settings, train
         self._ended = False
-        self._others: dict[int, multiprocessing.Process] = {}
+        self._others: dict[int, BaseProcess] = {}
 
     def __enter__(self) -> Ranks:
         if self._settings.ranks > 1:
@@ -84,7 +86,9 @@ class Ranks:
             self._meeting.unlink(missing_ok=True)
             return
         if isinstance(error, RuntimeError):  # perhaps as the connection to another rank is lost
-            ranks = {process.sentinel: process for process in self._others.values()}
+            ranks: dict[Any, BaseProcess] = {
+                process.sentinel: process for process in self._others.values()
+            }
             for sentinel in wait(list(ranks), NOTICED_WITHIN_S / 2):
                 ranks[sentinel].join()  # its status comes a moment after its sentinel
         statuses = {rank: process.exitcode for rank, process in self._others.items()}
@@ -114,7 +118,7 @@ class Ranks:
             return epoch
         import torch
 
-        every = [None] * self._settings.ranks if self.rank == 0 else None
+        every: list[Any] | None = [None] * self._settings.ranks if self.rank == 0 else None
         torch.distributed.gather_object(epoch, every)
         if every is None:
             return epoch
@@ -160,7 +164,7 @@ class Ranks:
 
     def _watch(self) -> None:
         """End the trial's process where it goes on waiting for a rank that has ended."""
-        ranks = {process.sentinel: rank for rank, process in self._others.items()}
+        ranks: dict[Any, int] = {process.sentinel: rank for rank, process in self._others.items()}
         while ranks:
             for sentinel in wait(list(ranks)):
                 process = self._others[rank := ranks.pop(sentinel)]
@@ -170,9 +174,7 @@ class Ranks:
                     os.abort()
 
 
-def check_link(
-    settings: Settings, excluded: frozenset[int] = frozenset()
-) -> list[dict[str, object]]:
+def check_link(settings: Settings, excluded: frozenset[int] = frozenset()) -> list[dict[str, Any]]:
     """Measure what a modelled link between ranks delivers; as `staging.check_rates`."""
     link, delivered = Link(settings), []
 

@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -68,7 +69,7 @@ def save_read_counts(run: ActiveRun) -> None:
 
 def count_reads(
     settings: Settings, excluded: frozenset[int] = frozenset(), *, timed: bool = False
-) -> dict[str, object]:
+) -> dict[str, Any]:
     """Read an epoch's first images once, and count.
 
     Args:
@@ -95,7 +96,13 @@ def count_reads(
     for i in ids:
         reader.read(i)
     calls_after, requests_after, images = _calls(), _requests(paths), len(ids)
-    counted = {"images": images, "cold": cold, "opens": None, "calls": None, "requests": None}
+    counted: dict[str, Any] = {
+        "images": images,
+        "cold": cold,
+        "opens": None,
+        "calls": None,
+        "requests": None,
+    }
     if paths:  # over a network nothing is read from a file
         wanted = {os.fspath(path) for path in paths}
         counted["opens"] = sum(path in wanted for path in opened) / images

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from labkit import pipeline, units
 from labkit.analysis.equal_work import unequal_work
@@ -140,7 +141,7 @@ def check(
     mode: str,
     blocks: int | None,
     cancel: threading.Event | None = None,
-) -> dict[str, object]:
+) -> dict[str, Any]:
     """Refuse what cannot work, before anything is made or started.
 
     Returns:
@@ -168,8 +169,7 @@ def check(
             skipped[label] = str(reason)
     groups = experiment.grouped(variants)
     if {experiment.baseline, *groups.get("baselines", {}).values()} <= skipped.keys():
-        reason = skipped[experiment.baseline]
-        raise BaselineSkipped(NO_BASELINE.format(experiment.baseline, reason))
+        raise BaselineSkipped(NO_BASELINE.format(experiment.baseline, skipped[experiment.baseline]))
     local_folder(variants[experiment.baseline].data, cancel=cancel)
     data = _describe_data(variants[experiment.baseline])
     own_parts()  # refuses those that no other process can be sent
@@ -239,7 +239,7 @@ def check_resumable(run: StoredRun) -> None:
     devices = [traits(vars(settings)) for settings in variants.values()]
     on_gpu = not all(device.on_cpu or device.emulated for device in devices)
 
-    def where(provenance: Mapping[str, object]) -> tuple:
+    def where(provenance: Mapping[str, Any]) -> tuple:
         return provenance.get("machine_id"), on_gpu and (provenance.get("gpu") or {}).get("name")
 
     began_on, here = info["provenance"], hardware.provenance()
@@ -250,7 +250,7 @@ def check_resumable(run: StoredRun) -> None:
         )
 
 
-def _describe_data(settings: Settings) -> dict[str, object]:
+def _describe_data(settings: Settings) -> dict[str, Any]:
     open_reader.cache_clear()  # a notebook lives long, and its data may change
     reader = open_original(settings)
     return {
@@ -347,7 +347,8 @@ def _status_saved(run: ActiveRun) -> Iterator[None]:
 def _run_blocks(run: ActiveRun, measure: Callable[[ActiveRun, Planned], Trial]) -> None:
     """Run the trials that the plan and the rows so far ask for."""
     trials = list(load_run(run.folder).trials)
-    failures, killed = Counter(), set()
+    failures: Counter = Counter()
+    killed = set()
     _drop_unequal(run, trials)  # a run that was killed may not have come to it
     while waiting := deque(next_trials(run.info, trials, run.dropped)):
         done = len({(t.block, t.variant, t.role) for t in trials if t.status == "ok"})

@@ -14,6 +14,7 @@ from __future__ import annotations
 import random
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from labkit.analysis.statistics import is_stable
 from labkit.analysis.validity import (
@@ -78,7 +79,7 @@ def plan(
 
 
 def next_trials(
-    info: Mapping[str, object], trials: Sequence[Trial], dropped: Collection[str] = ()
+    info: Mapping[str, Any], trials: Sequence[Trial], dropped: Collection[str] = ()
 ) -> list[Planned]:
     """Return the trials that a run needs next; none once it is complete.
 

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -209,7 +210,7 @@ def staged(
     cancel: threading.Event | None = None,
     progress: bool = False,
     others: Iterable[Settings] = (),
-) -> Iterator[dict[str, object]]:
+) -> Iterator[dict[str, Any]]:
     """Have the data where settings say, for as long as the context lasts.
 
     Args:
@@ -267,7 +268,7 @@ def why_not_throttled(settings: Settings) -> str:
         return str(reason).partition("; ")[0].removeprefix("throttled disk: ")
 
 
-def _describe(storage: Storage) -> dict[str, object]:
+def _describe(storage: Storage) -> dict[str, Any]:
     """Return what a medium is, and what the rows may call it."""
     reads_per_s, doubt = None, ""
     if storage.is_remote:
@@ -286,7 +287,7 @@ def _describe(storage: Storage) -> dict[str, object]:
 
 def check_rates(
     settings: Settings, excluded: frozenset[int] = frozenset(), seconds: float = CHECK_S
-) -> list[dict[str, object]]:
+) -> list[dict[str, Any]]:
     """Measure what a stand-in delivers; call it in a process of its own.
 
     Args:

@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from labkit import units
 from labkit.analysis.summary import Summary, summarize
@@ -45,7 +46,7 @@ RESERVED = (SHARED, REPORTS)  # an experiment cannot have these names
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 Plain = str | int | float | bool | None
-Facts = dict[str, object]
+Facts = dict[str, Any]
 # Of run.json; its other fields may hold any JSON.
 INFO_TYPES = {
     **dict.fromkeys(("experiment", "question", "mode", "baseline", "status", "created_utc"), str),
@@ -96,7 +97,7 @@ class StoredRun:
     """A run as it lies on disk."""
 
     folder: Path
-    info: dict[str, object]
+    info: dict[str, Any]
     """What `run.json` holds: experiment, mode, variants, status, provenance …"""
     trials: tuple[Trial, ...]
     set_aside: int = 0
@@ -109,7 +110,7 @@ class StoredRun:
         return summarize({**self.info, **more}, self.trials)
 
 
-def create_run(results: Path, info: dict[str, object]) -> Path:
+def create_run(results: Path, info: dict[str, Any]) -> Path:
     """Make a new run folder with its `run.json`.
 
     Args:
@@ -201,7 +202,7 @@ def explain_unwritable(folder: Path | str) -> Iterator[None]:
         ) from error
 
 
-def write_info(folder: Path, info: dict[str, object]) -> None:
+def write_info(folder: Path, info: dict[str, Any]) -> None:
     """Replace `run.json` in one step."""
     shared, local = split_local(info)
     text = json.dumps({**shared, "local": local}, indent=1, ensure_ascii=False) + "\n"
@@ -209,7 +210,7 @@ def write_info(folder: Path, info: dict[str, object]) -> None:
         write_whole(folder / RUN_FILE, text)
 
 
-def read_info(folder: Path) -> dict[str, object]:
+def read_info(folder: Path) -> dict[str, Any]:
     """Read `run.json` alone.
 
     Raises:
@@ -228,14 +229,16 @@ def read_info(folder: Path) -> dict[str, object]:
     return info
 
 
-def misfit(info: Mapping[str, object], hints: Mapping[str, object]) -> str:
+def misfit(info: Mapping[str, Any], hints: Mapping[str, Any]) -> str:
     """Return the first field whose value is not of its type; empty where all are."""
     return next((name for name, hint in hints.items() if not fits(info.get(name), hint)), "")
 
 
-def fits(value: object, hint: object) -> bool:
+def fits(value: object, hint: Any) -> bool:
     """Return whether a value from JSON is of a type; a dataclass has its fields as a dict."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any:
+        return True
     if hint in (int, float):
         is_number = isinstance(value, int if hint is int else (int, float))
         return is_number and not isinstance(value, bool)
@@ -260,8 +263,8 @@ def fits(value: object, hint: object) -> bool:
 
 
 def split_local(
-    facts: Mapping[str, object], fields: Mapping[str, object] = LOCAL
-) -> tuple[dict[str, object], dict[str, object]]:
+    facts: Mapping[str, Any], fields: Mapping[str, Any] = LOCAL
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return what may be shared of a run's facts or of a row, and what may not leave this machine.
 
     Args:
@@ -286,7 +289,7 @@ def split_local(
     return shared, local
 
 
-def _merge(shared: dict[str, object], local: Mapping[str, object]) -> dict[str, object]:
+def _merge(shared: dict[str, Any], local: Mapping[str, Any]) -> dict[str, Any]:
     """Put what is local back in its place."""
     for name, value in local.items():
         both = isinstance(value, dict) and isinstance(shared.get(name), dict)
@@ -294,7 +297,7 @@ def _merge(shared: dict[str, object], local: Mapping[str, object]) -> dict[str, 
     return shared
 
 
-def check_version(info: Mapping[str, object], name: str) -> None:
+def check_version(info: Mapping[str, Any], name: str) -> None:
     """Refuse a run that this version cannot read.
 
     Args:
@@ -370,7 +373,7 @@ def list_runs(results: Path | str, experiment: str = "*") -> list[Path]:
 
 def best_runs(
     results: Path | str,
-    weigh: Callable[[Mapping[str, object]], float | str | None],
+    weigh: Callable[[Mapping[str, Any]], float | str | None],
     experiment: str = "*",
     *,
     one_each: bool = False,
@@ -400,7 +403,7 @@ def best_runs(
 
 
 def newest_runs(
-    results: Path | str, weigh: Callable[[Mapping[str, object]], float | str | None]
+    results: Path | str, weigh: Callable[[Mapping[str, Any]], float | str | None]
 ) -> dict[str, StoredRun]:
     """Return the first of `best_runs` of each experiment, by the experiment's name."""
     return {run.info["experiment"]: run for run in best_runs(results, weigh, one_each=True)}
@@ -411,7 +414,7 @@ def earlier_runs(
 ) -> Iterator[StoredRun]:
     """Yield a machine's finished runs of an experiment: those in `mode` first, the newest first."""
 
-    def weigh(info: Mapping[str, object]) -> bool | None:
+    def weigh(info: Mapping[str, Any]) -> bool | None:
         measured_on = info["provenance"].get("machine_id")
         is_finished = info["status"] == "finished" and info.get("shuffled", True)
         return info["mode"] == mode if measured_on == machine_id and is_finished else None

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import gc
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from labkit.contracts import Clock, DeviceBatch, Epoch, SystemClock
+from labkit.contracts import Clock, Device, DeviceBatch, Epoch, SystemClock
 from labkit.machine.disturbance import disturbance, since
 from labkit.machine.usage import Usage, own_cpu_s
 from labkit.parts import training
@@ -40,7 +40,7 @@ WARM_UP_STEPS = 3  # cuDNN's and the allocator's first choices
 class _TimedLoader:
     """A loader whose start-up is measured and whose images are noted."""
 
-    def __init__(self, loader: object, clock: Clock) -> None:
+    def __init__(self, loader: Iterable[Any], clock: Clock) -> None:
         self._loader, self._clock = loader, clock
         self.startup_s = 0.0
         self.ids: list[int] = []
@@ -59,7 +59,7 @@ class _TimedLoader:
 class _TimedDevice:
     """A device whose hand-overs are measured."""
 
-    def __init__(self, device: object, clock: Clock) -> None:
+    def __init__(self, device: Device, clock: Clock) -> None:
         self._device, self._clock = device, clock
         self.transfer_s = 0.0
         self.batch_bytes = 0
@@ -93,7 +93,8 @@ def time_epoch(
     """
     now = clock.now
     sync_every = pipeline.settings.sync_every
-    forward, backward, device = pipeline.forward, pipeline.step.backward, pipeline.device
+    forward, backward = pipeline.forward, pipeline.step.backward
+    device: Any = pipeline.device  # only the emulated one has `compute_s`
     computed_s = device.compute_s if device.emulated else None
     loader, timed = _TimedLoader(pipeline.loader, clock), _TimedDevice(device, clock)
     next_s = forward_s = backward_s = callbacks_s = sync_s = first_batch_s = 0.0
@@ -156,7 +157,7 @@ def time_epoch(
     return epoch, batch, loader.ids
 
 
-def fingerprint_of(batch: Mapping[str, torch.Tensor]) -> dict[str, object]:
+def fingerprint_of(batch: Mapping[str, torch.Tensor]) -> dict[str, Any]:
     """Return a fingerprint of a batch, to compare it with another variant's.
 
     Args:
@@ -208,7 +209,7 @@ def warm_up(pipeline: Pipeline) -> None:
 
 def open_trial(
     settings: Settings, clock: Clock, excluded: frozenset[int], rank: int = 0
-) -> tuple[Pipeline, dict[str, object]]:
+) -> tuple[Pipeline, dict[str, Any]]:
     """Open a pipeline in this process, ready for its first epoch.
 
     Args:
@@ -231,7 +232,7 @@ def open_trial(
     return pipeline, proof
 
 
-def measure(settings: Settings, *, excluded: frozenset[int] = frozenset()) -> dict[str, object]:
+def measure(settings: Settings, *, excluded: frozenset[int] = frozenset()) -> dict[str, Any]:
     """Measure one trial in this process.
 
     Args:
@@ -284,7 +285,7 @@ def _time_together(
     return ranks.gather(epoch), batch
 
 
-def _measure(settings: Settings, excluded: frozenset[int], ranks: Ranks) -> dict[str, object]:
+def _measure(settings: Settings, excluded: frozenset[int], ranks: Ranks) -> dict[str, Any]:
     clock = SystemClock()
     pipeline, *proofs = open_trial(settings, clock, excluded)
     source = pipeline.source
@@ -371,7 +372,7 @@ def search(fits: Callable[[int], Held | None], most: int) -> dict[int, Held | No
     return dict(sorted(tried.items()))
 
 
-def search_on_cuda(settings: Settings) -> dict[str, object]:
+def search_on_cuda(settings: Settings) -> dict[str, Any]:
     """Find the largest batch that trains on this process's GPU.
 
     Args:

@@ -14,7 +14,7 @@ Source: docs.nvidia.com/deeplearning/dali, Pipeline, fn.io.file.read, fn.decoder
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -66,7 +66,7 @@ class DaliLoader:
         pipeline.reset()
         return self._batches(pipeline, paths)
 
-    def _batches(self, pipeline: object, paths: _Paths) -> Iterator[dict[str, torch.Tensor]]:
+    def _batches(self, pipeline: Any, paths: _Paths) -> Iterator[dict[str, torch.Tensor]]:
         import torch
 
         while True:
@@ -81,7 +81,7 @@ class DaliLoader:
             del batch
         self.idle = pipeline, paths
 
-    def _build(self) -> tuple[object, _Paths]:
+    def _build(self) -> tuple[Any, _Paths]:
         import torch
 
         open_library("nvidia.dali.fn", RIVALS)

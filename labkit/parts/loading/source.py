@@ -16,7 +16,7 @@ import queue
 import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -82,7 +82,7 @@ def is_ragged(name: object) -> bool:
     return str(name).endswith("_ragged")
 
 
-def join(name: object, entries: list) -> dict[object, object]:
+def join(name: object, entries: list) -> dict[Any, Any]:
     """Join one entry of a batch's samples as torch does, ragged arrays end to end.
 
     Returns:
@@ -133,7 +133,8 @@ class PinningLoader:
         return copies
 
     def _copy_in_thread(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        finished, dropped = queue.SimpleQueue(), threading.Event()
+        finished: queue.SimpleQueue = queue.SimpleQueue()
+        dropped = threading.Event()
         ahead = threading.Semaphore(1)  # batches besides the one that is next in the loop
 
         def copy_all() -> None:

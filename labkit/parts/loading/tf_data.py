@@ -15,7 +15,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -37,7 +37,7 @@ class TfDataLoader:
         start: called before each epoch, to bring in its order.
     """
 
-    def __init__(self, dataset: object, start: Callable[[], None]) -> None:
+    def __init__(self, dataset: Any, start: Callable[[], None]) -> None:
         self._dataset, self._start = dataset, start
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
@@ -68,7 +68,7 @@ def load_with_tf_data(
         # Held in a variable: a pipeline of its own for every epoch would be traced every time.
         order = tf.Variable(np.zeros(whole, np.int64), trainable=False)
 
-    def at(number: object) -> dict[str, object]:
+    def at(number: object) -> dict[str, Any]:
         i = tf.gather(order, number)
         return one(tf.io.read_file(files[i]), labels[i], ids[i])
 
@@ -94,7 +94,7 @@ def load_as_published(source: Source, settings: Settings) -> Iterable[dict[str, 
     one = _one_image(tf, images)
     like = {"image": tf.float32, "label": tf.int64, "sample_id": tf.int64}
 
-    def every(files: object, labels: object, ids: object) -> dict[str, object]:
+    def every(files: object, labels: object, ids: object) -> dict[str, Any]:
         return tf.map_fn(
             lambda at: one(tf.io.read_file(at[0]), at[1], at[2]),
             (files, labels, ids),
@@ -154,10 +154,10 @@ def _open() -> ModuleType:
 
 
 def _one_image(tf: ModuleType, images: Outside) -> Callable:
-    scale, shift = np.float32(images.scale_rgb), np.float32(images.shift_rgb)
+    scale, shift = np.array(images.scale_rgb, np.float32), np.array(images.shift_rgb, np.float32)
     side = (images.input_px, images.input_px)
 
-    def one(jpeg: object, label: object, sample_id: object) -> dict[str, object]:
+    def one(jpeg: object, label: object, sample_id: object) -> dict[str, Any]:
         # The fast inverse DCT is tf.data's default and gives other pixels than every decoder here.
         pixels = tf.io.decode_jpeg(jpeg, channels=3, dct_method="INTEGER_ACCURATE")
         small = tf.image.resize(pixels, side, method="bilinear", antialias=False)
@@ -170,7 +170,7 @@ def _one_image(tf: ModuleType, images: Outside) -> Callable:
 
 def _finish(
     tf: ModuleType,
-    dataset: object,
+    dataset: Any,
     settings: Settings,
     *,
     prefetch: bool = True,
@@ -187,7 +187,7 @@ def _finish(
     return pin(TfDataLoader(dataset.with_options(options), start), settings, threaded=prefetch)
 
 
-def _to_torch(batch: dict[str, object]) -> dict[str, torch.Tensor]:
+def _to_torch(batch: dict[str, Any]) -> dict[str, torch.Tensor]:
     """Return torch tensors that share the batch's memory, which TensorFlow does not use again."""
     import tensorflow
     from torch.utils.dlpack import from_dlpack

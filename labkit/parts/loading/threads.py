@@ -18,7 +18,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -65,7 +65,7 @@ class ThreadLoader:
 
     def __init__(
         self,
-        dataset: object,
+        dataset: Any,
         batch_size: int = 1,
         shuffle: bool = False,
         sampler: Iterable | None = None,
@@ -86,8 +86,14 @@ class ThreadLoader:
                 f"dataset must give samples by key (__getitem__), got {type(dataset).__name__}; "
                 "use torch's DataLoader for one that can only be iterated"
             )
-        order = {"sampler": sampler, "batch_sampler": batch_sampler, "generator": generator}
-        torchs = data.DataLoader(dataset, batch_size, shuffle, drop_last=drop_last, **order)
+        order: dict[str, Any] = {
+            "sampler": sampler,
+            "batch_sampler": batch_sampler,
+            "generator": generator,
+        }
+        torchs: data.DataLoader = data.DataLoader(
+            dataset, batch_size, shuffle, drop_last=drop_last, **order
+        )
         num_threads = cores() if num_threads is None else num_threads
         if num_threads < 0:
             raise ValueError(f"num_threads must be at least 0, got {num_threads}")
@@ -99,11 +105,14 @@ class ThreadLoader:
         if pin_memory and not torch.cuda.is_available():
             warnings.warn("pin_memory needs CUDA, which is not there; not pinned", stacklevel=2)
             pin_memory = False
-        self.dataset, self.batch_sampler, self.generator = dataset, torchs.batch_sampler, generator
+        self.dataset, self.generator = dataset, generator
+        self.batch_sampler: Any = torchs.batch_sampler
         self.num_threads, self.prefetch_batches = num_threads, prefetch_batches
         self.collate_fn, self.pin_memory = collate_fn, pin_memory
         # Shape and dtype -> arrays that no batch refers to any more.
-        self._free = defaultdict(partial(deque, maxlen=prefetch_batches + SPARE_BUFFERS))
+        self._free: defaultdict[object, deque] = defaultdict(
+            partial(deque, maxlen=prefetch_batches + SPARE_BUFFERS)
+        )
 
     def __len__(self) -> int:
         """Return the number of batches in an epoch."""
@@ -122,7 +131,8 @@ class ThreadLoader:
     def _batches(self) -> Iterator:
         executor = ThreadPoolExecutor(max(1, self.num_threads), "ThreadLoader")
         submit, most = (executor.submit, self.prefetch_batches) if self.num_threads else (_Later, 0)
-        keys, ahead, stopped = iter(self.batch_sampler), deque(), threading.Event()
+        keys, stopped = iter(self.batch_sampler), threading.Event()
+        ahead: deque = deque()
         process_id = os.getpid()
 
         def make(key: object) -> object:
@@ -219,7 +229,7 @@ class _Batch:
         # Type of a sample, and for each entry shape and dtype; None: joined when all are there.
         self._layout: tuple[type, dict] | None = None
         # For each entry a tensor and the array that shares its memory, or None and a list.
-        self._columns: dict[object, tuple[torch.Tensor | None, np.ndarray | list]] = {}
+        self._columns: dict[object, tuple[torch.Tensor | None, Any]] = {}
 
     def fill(self, places: Iterable[int], make: Callable[[object], object]) -> None:
         """Make samples and write each into its row."""
@@ -251,13 +261,13 @@ class _Batch:
         count = len(self._keys)
         for name, array in layout[1].items():
             tensor = array and self._empty((count, *array[0]), array[1])
-            rows = [None] * count if tensor is None else tensor.numpy()
+            rows: Any = [None] * count if tensor is None else tensor.numpy()
             self._columns[name] = tensor, rows
         self._layout = layout
 
     def finish(self, _: list) -> object:
         """Return the batch once all samples are made."""
-        batch = {}
+        batch: dict[Any, Any] = {}
         for name, (tensor, rows) in self._columns.items():
             batch |= join(name, rows) if tensor is None else {name: tensor}
         kind = self._layout[0]
@@ -281,7 +291,7 @@ def load_with_threads(source: Source, settings: Settings) -> ThreadLoader:
     )
 
 
-def _entries(sample: object) -> dict[object, object]:
+def _entries(sample: Any) -> dict[object, object]:
     if type(sample) is dict:
         return sample
     return dict(enumerate(sample)) if type(sample) in (list, tuple) else {None: sample}

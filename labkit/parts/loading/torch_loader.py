@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from labkit.parts.loading.source import Source, pin
 from labkit.settings import Settings
@@ -109,15 +109,17 @@ class IterableLoader:
     batches w, w + W, w + 2 W …; DataLoader asks the workers in turn and so keeps the order.
     """
 
-    def __init__(self, dataset: Source, *, batch_size: int, sampler: Iterable, **how: object):
+    def __init__(self, dataset: Source, *, batch_size: int, sampler: Iterable, **how: Any):
         import torch
 
         self._sampler, self._batch_size = sampler, batch_size
         # Persistent workers have a copy of the sampler of the first epoch: the keys are shared.
         self._keys = self._list_keys().share_memory_()
         torch.utils.data.IterableDataset.register(_Shares)  # torch is not imported before
-        shares = _Shares(dataset, self._keys)
-        self._loader = torch.utils.data.DataLoader(shares, batch_size, **how)
+        shares: Any = _Shares(dataset, self._keys)
+        self._loader: torch.utils.data.DataLoader = torch.utils.data.DataLoader(
+            shares, batch_size, **how
+        )
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
         self._keys.copy_(self._list_keys())
@@ -154,13 +156,15 @@ class LoopJoiningLoader:
     """
 
     def __init__(
-        self, dataset: Source, *, collate_fn: Callable, pin_memory: bool, **how: object
+        self, dataset: Source, *, collate_fn: Callable, pin_memory: bool, **how: Any
     ) -> None:
         import torch
 
         data = torch.utils.data
         self._join, self._pins = collate_fn, pin_memory
-        self._loader = data.DataLoader(dataset, collate_fn=data.default_convert, **how)
+        self._loader: torch.utils.data.DataLoader = data.DataLoader(
+            cast("torch.utils.data.Dataset", dataset), collate_fn=data.default_convert, **how
+        )
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
         for samples in self._loader:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -140,7 +140,8 @@ def coco_json(images: Iterable[tuple]) -> str:
     Args:
         images: (file name, width, height, boxes, ...) of each image.
     """
-    listed, rows = [], []
+    listed: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     for image_id, (name, width_px, height_px, annotation, *_) in enumerate(images, start=1):
         listed.append({"id": image_id, "file_name": name, "width": width_px, "height": height_px})
         for (left, top, right, bottom), category_id in zip(
@@ -174,6 +175,6 @@ def synthesize_boxes(name: str, width_px: int, height_px: int) -> Annotation:
     xy = share[:, :2] * (1 - wh)
     ids = np.array(list(CATEGORIES))
     return Annotation(
-        boxes_xyxy=np.float32(np.hstack([xy, xy + wh]) * min(width_px, height_px)),
+        boxes_xyxy=(np.hstack([xy, xy + wh]) * min(width_px, height_px)).astype(np.float32),
         category_ids=ids[drawn["category"] % len(ids)],
     )

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -58,7 +58,7 @@ class FolderReader:
     def __len__(self) -> int:
         return len(self.listing)
 
-    def __getstate__(self) -> dict[str, object]:
+    def __getstate__(self) -> dict[str, Any]:
         # Sizes are large, and quickly found again.
         return {name: value for name, value in vars(self).items() if name != "image_bytes"}
 
@@ -184,7 +184,8 @@ def open_folder(path: Path | str) -> FolderReader:
             "run the command that makes it again, and it goes on where it stopped"
         )
     found = find_annotations(root)
-    annotations, boxes = None, {}
+    annotations = None
+    boxes: dict[str, np.ndarray] = {}
     if found is None:
         names = _find_jpegs(root)
     else:
@@ -213,7 +214,7 @@ def write_folder(
     folder: Path,
     *,
     images: int,
-    about: Mapping[str, object],
+    about: Mapping[str, Any],
 ) -> None:
     """Write images and boxes in labkit's own layout; the arguments are those of `write_pack`.
 
@@ -256,7 +257,7 @@ def describe_image(name: str, jpeg: bytes, annotation: Annotation) -> WrittenIma
 
 
 def finish_folder(
-    root: Path, images: Collection[WrittenImage], *, about: Mapping[str, object]
+    root: Path, images: Collection[WrittenImage], *, about: Mapping[str, Any]
 ) -> None:
     """Write annotations.json and, last, manifest.json; each replaces an older one in one step.
 
@@ -290,7 +291,7 @@ def find_annotations(root: Path) -> tuple[Path, Path] | None:
         if own.is_file():
             return own, root
     files = sorted(f for f in (root / "annotations").glob("instances_*.json") if f.is_file())
-    found = {}
+    found: dict[Path, Path] = {}
     for file in files:
         split = file.stem.removeprefix("instances_")
         for folder in (root / split, root / "images" / split):

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -153,7 +153,7 @@ def write_lmdb(folder: Path, images: int, records: Records) -> None:
 
 # All environments that this process has open: py-lmdb opens no file twice in a process, and a child
 # must not use its parent's.
-_ENVIRONMENTS: dict[Path, object] = {}
+_ENVIRONMENTS: dict[Path, Any] = {}
 _READERS: Counter[Path] = Counter()
 _READING = threading.RLock()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
 # Format history of manifest.json
 #   1  first version
@@ -37,7 +38,7 @@ def read_manifest(root: Path, name: str = MANIFEST) -> dict:
     return manifest
 
 
-def difference(path: Path, entry: dict[str, object]) -> str:
+def difference(path: Path, entry: dict[str, Any]) -> str:
     """Describe in one line how a file differs from its entry in the manifest; empty if it does not.
 
     Args:

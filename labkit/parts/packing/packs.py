@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -87,7 +88,7 @@ def write_pack(
     folder: Path,
     *,
     images: int,
-    about: Mapping[str, object],
+    about: Mapping[str, Any],
 ) -> None:
     """Write a pack.
 
@@ -186,7 +187,7 @@ class PackReader:
     def __len__(self) -> int:
         return len(self.index)
 
-    def __getstate__(self) -> dict[str, object]:
+    def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_opened": None}
 
     def name(self, i: int) -> str:

@@ -13,6 +13,7 @@ import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePath
+from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 from urllib.request import url2pathname
 
@@ -106,7 +107,7 @@ def local_folder(
     return folder
 
 
-def _list_files(system: object, root: str, *, is_http: bool) -> list[tuple[str, str, int | None]]:
+def _list_files(system: Any, root: str, *, is_http: bool) -> list[tuple[str, str, int | None]]:
     """Return (name below the folder, path for fsspec, bytes if known) of every file of the data.
 
     labkit's own manifest lists them; without one, the file system does.

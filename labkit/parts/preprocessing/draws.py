@@ -25,12 +25,13 @@ MEAN_RGB = np.array([0.47026115, 0.44719302, 0.40789654], np.float32)
 STD_RGB = np.array([0.27809835, 0.27408164, 0.28863828], np.float32)
 # Of the colours' covariance: a column per eigenvector, a row per channel.
 EIGENVALUES = np.array([0.2141788, 0.01817699, 0.00341571], np.float32)
-EIGENVECTORS_RGB = np.float32(
+EIGENVECTORS_RGB = np.array(
     [
         [-0.56089297, 0.71832671, 0.41158938],
         [-0.5832747, 0.00994535, -0.81221408],
         [-0.58752847, -0.69563484, 0.41340352],
-    ]
+    ],
+    np.float32,
 )
 # COCO's category ids are 1 to 90 with gaps; a class is the place among those that are used.
 UNUSED_IDS = {12, 26, 29, 30, 45, 66, 68, 69, 71, 83}

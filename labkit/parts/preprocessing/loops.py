@@ -83,7 +83,7 @@ def _augment(image: np.ndarray, draws: Draws) -> None:
     # In place on (S, S, 3) float32; each line is one or more passes over the full frame.
     import cv2
 
-    gray = cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)
+    gray: np.ndarray = cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)
     gray_mean = gray.mean()
     for operation, factor in draws.colours:
         image *= factor

@@ -16,6 +16,7 @@ import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from labkit.machine import media
 from labkit.parts.storage import distance, slow_disk
@@ -63,4 +64,5 @@ def locate(name: str, data: Path) -> Storage:
         return in_folder(name, data, Path(name).expanduser())
     named = {other: folder for other, folder in media.media().items() if other != "data"}
     others = dict.fromkeys(("a folder's path", distance.FORM))
-    return in_folder(name, data, pick({**STORAGES, **named, **others}, name, "storage"))
+    choices: dict[str, Any] = {**STORAGES, **named, **others}
+    return in_folder(name, data, pick(choices, name, "storage"))

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -48,7 +49,7 @@ USE_WARM = "compare with warm data instead"
 
 def prepare(
     paths: Iterable[Path], cache: str | int, extents: Sequence[Extent] = ()
-) -> dict[str, object]:
+) -> dict[str, Any]:
     """Produce a cache state and measure that it is so.
 
     Args:
@@ -66,6 +67,9 @@ def prepare(
         Skip: the state cannot be produced here; the text says why, with numbers.
         OSError: a file cannot be read.
     """
+    watched: list[Any]
+    produce: Callable[[list], None]
+    is_reached: Callable[[float], bool]
     if isinstance(cache, int):
         watched, asked, method = list(extents), cache / 100, "fadvise and read"
         produce = partial(make_cached, share=asked)
@@ -117,7 +121,7 @@ def prepare(
     )
 
 
-def prove(paths: Iterable[Path], proof: dict[str, object]) -> dict[str, object]:
+def prove(paths: Iterable[Path], proof: dict[str, Any]) -> dict[str, Any]:
     """Complete a proof after the trial, in the process that prepared it.
 
     Args:
@@ -145,7 +149,7 @@ def prove(paths: Iterable[Path], proof: dict[str, object]) -> dict[str, object]:
     return proof
 
 
-def together(proofs: Sequence[dict[str, object]]) -> dict[str, object]:
+def together(proofs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Join the proofs of a trial's epochs, of which each began with a state of its own.
 
     Returns:
@@ -194,8 +198,9 @@ def make_cached(extents: Sequence[Extent], share: float) -> None:
             raise Skip(
                 f"{what} needs files that can be evicted; {KEEPS_FILES[filesystem]}; {USE_WARM}"
             )
-    for path, *span in extents[: count_kept([stop - start for _, start, stop in extents], share)]:
-        kept[path].append(tuple(span))
+    kept_count = count_kept([stop - start for _, start, stop in extents], share)
+    for path, start, stop in extents[:kept_count]:
+        kept[path].append((start, stop))
     for path, spans in kept.items():
         page_cache.evict(path, sorted(spans))
 

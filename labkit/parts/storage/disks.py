@@ -15,9 +15,13 @@ import multiprocessing
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
-A, R = TypeVar("A"), TypeVar("R")
+A = TypeVar("A")
+R = TypeVar("R")
+
+Pattern = Literal["random", "sequential", "round trips", "together", "to the other ranks"]
+Unit = Literal["files", "bytes", "requests", "Mbit"]
 
 # COCO val2017's mean JPEG; what "random reads per second" means below.
 TYPICAL_FILE_BYTES = 114_660
@@ -89,8 +93,8 @@ MEMORY = Disk(
 class Rate:
     """What a stand-in should deliver here, and what it did."""
 
-    pattern: Literal["random", "sequential", "round trips", "together", "to the other ranks"]
-    unit: Literal["files", "bytes", "requests", "Mbit"]
+    pattern: Pattern
+    unit: Unit
     readers: int
     """Processes that read at the same time."""
     requested_per_s: float
@@ -138,7 +142,7 @@ def _receive(*what: object) -> None:
     _received = what
 
 
-def _measure(argument: A) -> R:
+def _measure(argument: object) -> Any:
     measure, begin = _received
     begin.wait(START_TIMEOUT_S)  # a process that waits takes no second argument
     return measure(argument)

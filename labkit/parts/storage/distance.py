@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -156,7 +156,7 @@ class RemoteStorage(Distance):
             raise Skip(f"{self.name} is there for as long as a run takes; start one")
         return RemoteReader(reader, self.address)
 
-    def prepare_cache(self, reader: Reader, ids: np.ndarray, cache: str | int) -> dict[str, object]:
+    def prepare_cache(self, reader: Any, ids: np.ndarray, cache: str | int) -> dict[str, Any]:
         """Return a proof without a page cache of this machine; see `Storage.prepare_cache`."""
         cache_state.make_warm(reader.reader.files_of(np.sort(ids)))  # the server's own reads
         return {
@@ -166,9 +166,7 @@ class RemoteStorage(Distance):
             "resident_share_before": None,
         }
 
-    def prove_cache(
-        self, reader: Reader, ids: np.ndarray, proof: dict[str, object]
-    ) -> dict[str, object]:
+    def prove_cache(self, reader: Reader, ids: np.ndarray, proof: dict[str, Any]) -> dict[str, Any]:
         """Complete the proof; see `Storage.prove_cache`."""
         unknown = ("resident_share_after", "logical_read_bytes", "device_read_bytes")
         file_bytes = int(reader.image_bytes[ids].sum()) or None
@@ -188,7 +186,7 @@ def at_distance(name: str, data: Path) -> Distance | None:
     if found is None:
         return None
     rtt_ms, mbit_per_s, staged = int(found[1]), int(found[2]), ", staged" if found[3] else ""
-    known = {
+    known: dict[str, Any] = {
         "name": name,
         "label": f"emulated distance({rtt_ms} ms, {mbit_per_s:,} Mbit/s{staged})",
         "rtt_s": rtt_ms / 1e3,

@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -30,13 +30,13 @@ PIECE_BYTES = 16 << 20  # a pack's file may be larger than memory
 class WrappedReader:
     """A reader whose `read` a storage overrides; everything else is the wrapped reader's."""
 
-    def __init__(self, reader: Reader) -> None:
+    def __init__(self, reader: Any) -> None:
         self.reader = reader
 
     def __len__(self) -> int:
         return len(self.reader)
 
-    def __getattr__(self, name: str) -> object:
+    def __getattr__(self, name: str) -> Any:
         # While this is unpickled there is no `reader` yet: asking for it would go on for ever.
         if name == "reader" or name.startswith("__"):
             raise AttributeError(name)
@@ -96,7 +96,7 @@ class Storage:
             Skip: the limit is gone, or this process may not.
         """
 
-    def prepare_cache(self, reader: Reader, ids: np.ndarray, cache: str | int) -> dict[str, object]:
+    def prepare_cache(self, reader: Reader, ids: np.ndarray, cache: str | int) -> dict[str, Any]:
         """Produce a cache state of the images and measure it; see `cache_state.prepare`.
 
         Args:
@@ -111,9 +111,7 @@ class Storage:
             extents = reader.extents_of(ids)
         return cache_state.prepare(reader.files_of(np.sort(ids)), cache, extents)
 
-    def prove_cache(
-        self, reader: Reader, ids: np.ndarray, proof: dict[str, object]
-    ) -> dict[str, object]:
+    def prove_cache(self, reader: Reader, ids: np.ndarray, proof: dict[str, Any]) -> dict[str, Any]:
         """Complete the proof after the trial; see `cache_state.prove`."""
         files = reader.files_of(np.sort(ids))
         proof = cache_state.prove(files, proof)
@@ -218,7 +216,7 @@ def in_memory(data: Path) -> Storage:
     return Storage(name="tmpfs", temporary=True, **copy_in(folder, f"labkit-{os.getuid()}-", data))
 
 
-def copy_in(folder: Path, prefix: str, data: Path) -> dict[str, Path]:
+def copy_in(folder: Path, prefix: str, data: Path) -> dict[str, Any]:
     """Name a copy of the data in a folder: the fields `copy` and `directory` of a `Storage`.
 
     The name is the same for every run, and another one for another data set. The name of a

@@ -27,13 +27,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.context import BaseContext
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
-from labkit.contracts import Annotation, Clock, Reader, SleepingClock
+from labkit.contracts import Annotation, Clock, Content, Reader, SleepingClock
 from labkit.parts.storage import cache_state
-from labkit.parts.storage.disks import Disk, Rate, measure_together
+from labkit.parts.storage.disks import Disk, Pattern, Rate, measure_together
 from labkit.parts.storage.folder import Storage, WrappedReader
 from labkit.settings import pick
 
@@ -64,17 +64,13 @@ class ModelledDisk(Storage):
             start_method=start_method,
         )
 
-    def prepare_cache(
-        self, reader: ModelledReader, ids: np.ndarray, cache: str | int
-    ) -> dict[str, object]:
+    def prepare_cache(self, reader: Any, ids: np.ndarray, cache: str | int) -> dict[str, Any]:
         """Produce a state of the modelled page cache; see `Storage.prepare_cache`."""
         # The model charges for the disk, so the real one must not be waited for.
         cache_state.prepare(reader.files_of(np.sort(ids)), "warm")
         return reader.prepare(cache, ids)
 
-    def prove_cache(
-        self, reader: ModelledReader, ids: np.ndarray, proof: dict[str, object]
-    ) -> dict[str, object]:
+    def prove_cache(self, reader: Any, ids: np.ndarray, proof: dict[str, Any]) -> dict[str, Any]:
         """Complete the proof by what the model counted; see `Storage.prove_cache`."""
         return reader.prove(ids, proof)
 
@@ -85,7 +81,9 @@ class ModelledDisk(Storage):
         cache_state.make_warm(dict.fromkeys(reader.files_of(ids)))
         shuffled = [np.random.default_rng(number).permutation(ids) for number in range(readers)]
         rates = []
-        for pattern, orders in (("random", shuffled), ("sequential", [np.sort(ids)])):
+        in_order = [np.sort(ids)]
+        checks: dict[Pattern, list[np.ndarray]] = {"random": shuffled, "sequential": in_order}
+        for pattern, orders in checks.items():
             model = ModelledReader(
                 reader, self.disk, clock=SleepingClock(), start_method=start_method, caches=False
             )
@@ -151,7 +149,7 @@ class ModelledReader(WrappedReader):
         # (process, thread) -> how far its logical clock is ahead of the real one
         self._ahead_s: dict[tuple[int, int], float] = {}
 
-    def read(self, i: int) -> tuple[bytes, Annotation]:
+    def read(self, i: int) -> tuple[Content, Annotation]:
         """Read one image, and return when the disk would have."""
         me, now, i = (os.getpid(), threading.get_ident()), self.clock.now, int(i)
         ahead_s = self._ahead_s.get(me, 0.0)
@@ -182,7 +180,7 @@ class ModelledReader(WrappedReader):
         finally:
             self._lock.release()
 
-    def prepare(self, cache: str | int, ids: np.ndarray) -> dict[str, object]:
+    def prepare(self, cache: str | int, ids: np.ndarray) -> dict[str, Any]:
         """Let modelled memory hold none of the images (cold), all (warm) or a percentage.
 
         Nothing else is held, and all earlier reads are forgotten. Not while others read.
@@ -210,7 +208,7 @@ class ModelledReader(WrappedReader):
             "resident_share_before": self._resident_share(ids),
         }
 
-    def prove(self, ids: np.ndarray, proof: dict[str, object]) -> dict[str, object]:
+    def prove(self, ids: np.ndarray, proof: dict[str, Any]) -> dict[str, Any]:
         """Complete a proof after the trial; see `cache_state.prove`."""
         asked, fetched = self.counts()
         return {
@@ -243,6 +241,7 @@ def _read_for(reader: ModelledReader, seconds: float, ids: np.ndarray) -> tuple[
         end_s = reader.clock.now()
         if end_s - start_s >= seconds:
             return files, start_s, end_s
+    raise AssertionError("cycle() never ends")
 
 
 class _State(ctypes.Structure):

@@ -35,7 +35,14 @@ from labkit.contracts import Reader, Skip
 from labkit.files import is_private
 from labkit.machine import page_cache, procfs
 from labkit.machine.media import check_room
-from labkit.parts.storage.disks import HARD_DISK, TYPICAL_FILE_BYTES, Rate, measure_together
+from labkit.parts.storage.disks import (
+    HARD_DISK,
+    TYPICAL_FILE_BYTES,
+    Pattern,
+    Rate,
+    Unit,
+    measure_together,
+)
 from labkit.parts.storage.folder import Storage, copy_in
 
 FOLDER = Path("/var/tmp/labkit-slow-disk")  # not /tmp, which is memory on many systems
@@ -115,10 +122,11 @@ class ThrottledDisk(Storage):
                 page_cache.evict(path)
             shares = [files[number % len(files) :: readers] for number in range(readers)]
             rates = []
-            for pattern, unit, requested_per_s, read, what in (
+            checks: tuple[tuple[Pattern, Unit, float, Callable, list], ...] = (
                 ("random", "files", READS_PER_S, _read_whole_files, shares),
                 ("sequential", "bytes", SEQUENTIAL_BYTES_PER_S, _read_in_parts, [sequential]),
-            ):
+            )
+            for pattern, unit, requested_per_s, read, what in checks:
                 time_reads = partial(_time_reads, LEAD_IN_S + seconds, read)
                 rate = Rate(
                     pattern=pattern,

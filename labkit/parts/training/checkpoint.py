@@ -15,6 +15,7 @@ import shutil
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from labkit import units
 from labkit.contracts import Skip
@@ -121,7 +122,7 @@ def snapshot(state: dict, buffers: dict) -> dict:
     """
     import torch
 
-    def copied(value: object, *path: object) -> object:
+    def copied(value: object, *path: object) -> Any:
         if isinstance(value, torch.Tensor):
             buffer = buffers.get(path)
             if buffer is None or (buffer.shape, buffer.dtype) != (value.shape, value.dtype):

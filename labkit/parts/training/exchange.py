@@ -114,7 +114,7 @@ class Link:
         start_s = max(time.perf_counter(), self._free_s)
         due_s = start_s + gradients.nbytes * self._sent_bits_per_byte / self.bits_per_s
         self._free_s = due_s
-        arrived = torch.futures.Future()
+        arrived: torch.futures.Future = torch.futures.Future()
 
         def arrive(done: torch.futures.Future) -> None:
             try:

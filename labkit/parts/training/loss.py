@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from labkit.contracts import CLASSES, MAX_BOXES
 
@@ -83,15 +83,15 @@ def loop_loss(
         () float32.
     """
 
-    def read(number: torch.Tensor) -> int:
+    def read(number: torch.Tensor) -> float:
         wait()
         return number.item()
 
-    mask = batch["mask"]
+    mask: Any = batch["mask"]
     if not reads_each:
         wait()
         mask = mask.tolist()
-    there = read if reads_each else bool
+    there: Callable = read if reads_each else bool
     slots = ((slot for slot, box in enumerate(row) if there(box)) for row in mask)
     # Iterating a tensor unbinds it once.  With `size_wh[i]` every gradient would first be zeros
     # for the whole batch.
@@ -99,7 +99,8 @@ def loop_loss(
     images = zip(heatmap_logits, size_wh.flatten(2), offset_xy.flatten(2), *targets)
     each = _pool().map if in_threads else map
     of_image = partial(_image_sums, read=read) if reads_each else _image_sums
-    focal, centers, size, offset, boxes = map(sum, zip(*each(of_image, images, slots)))
+    sums: Iterable[Any] = map(sum, zip(*each(of_image, images, slots)))
+    focal, centers, size, offset, boxes = sums
     at_boxes = (SIZE_WEIGHT * size + OFFSET_WEIGHT * offset) / max(2 * boxes, 1)
     return focal / (centers + (centers == 0)) + at_boxes
 
@@ -225,7 +226,9 @@ def _image_sums(
         focal loss, centers, L1 of sizes, L1 of offsets, boxes.
     """
     heatmap_logits, size_wh, offset_xy, heatmap, true_size_wh, true_offset_xy, cell = image
-    focal = centers = boxes = 0
+    focal: Any = 0
+    centers: Any = 0
+    boxes = 0
     # Without boxes the gradient is zeros, not None: Adam moves weights by their momentum then.
     size, offset = 0 * size_wh.sum(), 0 * offset_xy.sum()
     for plane, target in zip(heatmap_logits, heatmap):

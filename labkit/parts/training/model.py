@@ -11,6 +11,7 @@ long with any weights.  Sources: He et al. 2016 (ResNet); Zhou et al. 2019, "Obj
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import cast
 
 import torch
 from torch import nn
@@ -36,7 +37,7 @@ class BasicBlock(nn.Module):
             nn.Conv2d(channels, channels, 3, padding=1, bias=False),
             nn.BatchNorm2d(channels),
         )
-        self.shortcut = nn.Identity()
+        self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or in_channels != channels:
             self.shortcut = nn.Sequential(
                 nn.Conv2d(in_channels, channels, 1, stride, bias=False), nn.BatchNorm2d(channels)
@@ -62,7 +63,7 @@ class Detector(nn.Module):
         self.size_wh = _head(2)
         self.offset_xy = _head(2)
         self.apply(_draw_weights)
-        nn.init.constant_(self.heatmap[-1].bias, HEATMAP_BIAS)
+        nn.init.constant_(cast("nn.Conv2d", self.heatmap[-1]).bias, HEATMAP_BIAS)
 
     def forward(self, image: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Predict heat map logits, box sizes and center offsets.

@@ -49,7 +49,8 @@ class Reports:
         delay = HTTP.fullmatch(sink)
         self._sink = sink
         self._handler = MetricClient(int(delay[1])) if delay else SINKS[sink](folder)
-        self._handler.handleError = self._note_failure  # logging would print it and go on
+        # logging would print it and go on
+        self._handler.handleError = self._note_failure  # type: ignore[method-assign]
         self._failure = ""
         self._logger = logging.Logger("reports")  # getLogger's would outlive the trial
         self._queue: queue.Queue = queue.Queue()

@@ -7,10 +7,10 @@ so that loading can be measured alone.  Importing this module does not import to
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from labkit.contracts import CLASSES, Device
 from labkit.parts.training.exchange import distribute
@@ -41,11 +41,11 @@ class Step:
 
     forward: Callable[[dict], object]
     """Batch of device tensors -> loss, a 0-dim float32 device tensor; None if emulated."""
-    backward: Callable[[object], None] | None = None
+    backward: Callable[[Any], None] | None = None
     """Gradients, optimizer step, gradients dropped; None where the device has no such phase."""
     loss: Callable[[], float | None] = lambda: None
     """The last loss as a number: waits for the device, so call it outside the timed region."""
-    logits: Callable[[], object] = lambda: None
+    logits: Callable[[], Any] = lambda: None
     """The last class scores, (B, classes) float32 without their graph, still on the device; None
     where the step has none."""
     state: Callable[[], dict] = dict
@@ -126,14 +126,16 @@ def timed(settings: Settings, device: Device) -> Step:
         loss_of = partial(LOOPS[settings.loss], wait=device.synchronize)
         work = host_loss(loss_of, settings.batch_size, settings.seed)
 
+    emulated: Any = device  # no other device has `compute`
+
     def forward(batch: dict) -> None:
         images = len(batch["sample_id"])
         if work is None:
-            device.compute(images)
+            emulated.compute(images)
         else:
-            device.compute(images * FORWARD_SHARE)
+            emulated.compute(images * FORWARD_SHARE)
             work(mask_of(batch))
-            device.compute(images * (1 - FORWARD_SHARE))
+            emulated.compute(images * (1 - FORWARD_SHARE))
         if settings.ranks > 1:
             torch.distributed.barrier()
 
@@ -202,7 +204,8 @@ def _train(
     model = distribute(model, settings)
     first = last = last_logits = None
     kind, layout = device.torch_device.type, _layout(settings)
-    in_precision, scaler = nullcontext, None
+    in_precision: Callable[[], AbstractContextManager] = nullcontext
+    scaler = None
     if settings.precision == "amp":
         dtype = _amp_dtype(kind)
         in_precision = partial(torch.autocast, kind, dtype=dtype)
@@ -251,7 +254,7 @@ def _seeded(
     with torch.random.fork_rng(devices=[]):
         # torch.manual_seed would also reseed CUDA's generators, which are not forked here.
         torch.default_generator.manual_seed(settings.seed)
-        model = build()
+        model: Any = build()  # torch types `to` without memory_format
     return model.to(device.torch_device, memory_format=_layout(settings))
 
 
