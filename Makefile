@@ -1,5 +1,4 @@
-# `make lab` measures, `make test` and, with an NVIDIA GPU, `make gpu` prove. Each line is one a user
-# could type.
+# Each line is one a user could type.
 PYTHON ?= python3
 DATA ?= data/photos
 HDD ?=
@@ -56,7 +55,8 @@ clean:
 # pip would compile every module of every package, half a minute for what nobody imports; so the
 # big ones are imported once instead, which compiles what is used.
 .venv/lab: pyproject.toml constraints.txt
-	@echo "Installing into .venv: downloads about 0.5 GB"
+	@echo "Installing the lab into .venv: downloads 0.4 GB with torch's CPU build, 3 GB with its CUDA build"
+	@command -v nvidia-smi >/dev/null || echo "No NVIDIA GPU found: the CPU build is enough; README says how to choose it"
 	$(PYTHON) -m venv .venv
 	$(INSTALL) 'pip>=23.1'  # an older one runs the deprecated setup.py of prefetch_generator
 	$(INSTALL) --editable '.[lab]'
