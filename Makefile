@@ -15,7 +15,7 @@ ROOT := $(shell [ "$$(id -u)" = 0 ] && echo --allow-root)
 # pip compiles nothing here (see below), so Python has to keep what it compiles itself.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: lab jupyter test gpu report headless clean
+.PHONY: lab jupyter test gpu wheel report headless clean
 
 lab: .venv/lab
 	$(BIN)/python data_scripts/make_photos.py "$(DATA)" --or-adopt
@@ -39,6 +39,9 @@ test: .venv/dev
 
 gpu: .venv/dev
 	$(BIN)/python -m benchmarks.gpu
+
+wheel: .venv/dev
+	$(BIN)/python -m benchmarks.wheel
 
 report: .venv/lab
 	$(BIN)/labkit report
