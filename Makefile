@@ -15,7 +15,7 @@ ROOT := $(shell [ "$$(id -u)" = 0 ] && echo --allow-root)
 # pip compiles nothing here (see below), so Python has to keep what it compiles itself.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: lab jupyter test gpu report clean
+.PHONY: lab jupyter test gpu environments report clean
 
 lab: .venv/core
 	$(BIN)/python data_scripts/make_photos.py "$(DATA)" --or-adopt
@@ -37,6 +37,9 @@ test: .venv/dev
 
 gpu: .venv/dev
 	$(BIN)/python -m benchmarks.gpu
+
+environments: .venv/core
+	$(BIN)/python -m benchmarks.environments
 
 report: .venv/core
 	$(BIN)/labkit report
