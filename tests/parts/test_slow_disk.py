@@ -84,6 +84,17 @@ def somebody_elses(tmp_path):
         shell("losetup", "--detach", device)
 
 
+def test_places_of_one_name_in_two_containers_have_two_control_groups(tmp_path, monkeypatch):
+    """Containers may share the control groups of their host; one must not remove the other's."""
+    monkeypatch.setattr(slow_disk, "FOLDER", tmp_path / "var" / "slow-disk")
+    groups = []
+    for number in range(2):
+        (tmp_path / "var").mkdir()
+        groups.append(slow_disk.cgroup_folder())
+        (tmp_path / "var").rename(tmp_path / str(number))  # so that its inode is not used again
+    assert len(set(groups)) == 2
+
+
 def start(action):
     """Run a function in a forked process, which owns no disk."""
 

@@ -252,7 +252,11 @@ def find_tree() -> tuple[Path | None, int]:
 def cgroup_folder() -> Path:
     """Return where the control group of the disk is, or would be."""
     root = find_tree()[0] or Path("/sys/fs/cgroup/blkio")
-    digest = hashlib.sha256(os.fsencode(_place())).hexdigest()
+    place = _place()
+    # Containers that share their host's control groups each have a /var/tmp of their own.
+    above = place.parent.stat()
+    name = b"%d %d %b" % (above.st_dev, above.st_ino, os.fsencode(place))
+    digest = hashlib.sha256(name).hexdigest()
     return root / f"labkit-slow-disk-{digest[:8]}"
 
 
