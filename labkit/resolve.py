@@ -22,7 +22,7 @@ from labkit.contracts import Device, Reader, Skip
 from labkit.machine import gpu, hardware
 from labkit.parts.decoding import DECODERS, SCALED
 from labkit.parts.devices import DEVICES, PROFILES, Profile
-from labkit.parts.loading import LOADERS, OUTSIDE, OWN_ORDER, THREADED
+from labkit.parts.loading import LOADERS, OUTSIDE, OWN_ORDER, THREADED, WITH_PROCESSES
 from labkit.parts.packing import JPEG, PACKINGS, PIXELS, RESIZED, SAMPLE, Packing
 from labkit.parts.packing.packs import pack_format
 from labkit.parts.packing.remote import local_folder, place
@@ -76,6 +76,7 @@ class Traits:
     outside: bool
     """The loader reads, decodes and preprocesses by itself, and rounds in its own way."""
     loads_in_threads: bool
+    loads_in_processes: bool
     scaled_decoding: bool
     """The decoder returns fewer pixels than the image has."""
     in_memory: bool
@@ -180,6 +181,7 @@ def traits(settings: Mapping[str, object]) -> Traits:
         own_order=loader in OWN_ORDER,
         outside=loader in OUTSIDE,
         loads_in_threads=loader in THREADED,
+        loads_in_processes=loader in WITH_PROCESSES,
         scaled_decoding=settings.get("decoder") in SCALED,
         in_memory=settings.get("storage") in IN_MEMORY,
         on_cpu=settings.get("device") == "cpu",

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from benchmarks import frame
 from benchmarks.environments import judge
-from benchmarks.environments.places import CHECKOUT, ENVIRONMENTS, Done, Needs, run_tool
+from benchmarks.environments.places import CHECKOUT, ENVIRONMENTS, Done, Needs, Place, run_tool
 from data_scripts.make_photos import make_photos
 
 PHOTOS = 160
@@ -36,13 +36,15 @@ ENDS_WITHIN_S = 5.0
 MARK = "LABKIT_ENVIRONMENTS"  # in the environment of every process of ours
 
 
-def commands(place: object, *, ci: bool) -> dict[str, list[str]]:
+def commands(place: Place, *, calibrates: bool, ci: bool) -> dict[str, list[str]]:
     """Return the lab's commands by the names of their columns."""
     results = ["--data", "photos", "--results", str(place.results), "--blocks", "1"]
-    small = ["--variant", "original", "--variant", "both", "--device-speed", "100"] if ci else []
+    if not calibrates:  # which takes a minute
+        results += ["--device-speed", "100"]
+    few = ["--variant", "original", "--variant", "both"] if ci else []
     every = {
         "doctor": ["doctor", "--data", "photos"],
-        "prefetching": ["run", "prefetching", "--mode", "quick", *results, *small],
+        "prefetching": ["run", "prefetching", "--mode", "quick", *results, *few],
         "storage": ["run", "storage", "--mode", "quick", *results],
         "watch": ["watch", "--json", str(place.results / "watch.json"), "train.py"],
         "diagnose": ["diagnose", "train:make", "--budget-s", str(DIAGNOSE_S)],
@@ -59,11 +61,11 @@ def inside(name: str, folder: Path, photos: Path, *, ci: bool) -> dict[str, str]
         except Needs as reason:
             return {"doctor": str(reason)}
         place.environ[MARK] = os.environ[MARK]
-        before, changes = judge.things_there(), judge.checkout_changes()
+        before = judge.things_there()
         for state in ("cold", "warm"):
             cells[state] = judge.judge_cache(place, state)
         done: dict[str, Done] = {}
-        for command, words in commands(place, ci=ci).items():
+        for command, words in commands(place, calibrates=environment.calibrates, ci=ci).items():
             done[command] = place.labkit(*words)
             (folder / f"{command}.txt").write_text(f"{done[command].out}\n{done[command].errors}")
             can_end = command in environment.may_end
@@ -74,7 +76,6 @@ def inside(name: str, folder: Path, photos: Path, *, ci: bool) -> dict[str, str]
             cells["left"] = f"FAILED: {wrong}"
         left = [*judge.left_since(before), *judge.files_left(place)]
         left += processes_left()
-        left += [judge.checkout_changes()] if judge.checkout_changes() != changes else []
         if left:
             cells["left"] = f"FAILED: {', '.join(left)}"
     return cells

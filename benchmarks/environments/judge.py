@@ -8,7 +8,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from benchmarks.environments.places import CHECKOUT, Done, Place
+from benchmarks.environments.places import Done, Place
 from benchmarks.environments.residency import COLD_MAX_SHARE, WARM_MIN_SHARE, resident_share
 
 # What each command must print.
@@ -25,10 +25,15 @@ LOOK_EVERY_S = 0.5
 
 def explanation(done: Done) -> str:
     """Return the one line in which a command says why it cannot; empty if it is not one line."""
-    # A progress bar draws over itself.
-    lines = [line.rpartition("\r")[2].strip() for line in done.errors.splitlines()]
-    lines = [line for line in lines if line and not re.search(r"\d%\|", line)]
-    return lines[0] if len(lines) == 1 and lines[0].startswith("labkit: ") else ""
+    lines = error_lines(done)
+    reasons = [line for line in lines if line.startswith("labkit: ")]
+    return reasons[0] if reasons == lines[-1:] else ""
+
+
+def error_lines(done: Done) -> list[str]:
+    """Return what a command printed as errors, without bars, which draw over themselves."""
+    lines = (line.rpartition("\r")[2].strip() for line in done.errors.splitlines())
+    return [line for line in lines if line and not re.search(r"\d%\|", line)]
 
 
 def judge_end(name: str, done: Done, *, may_end: bool) -> str:
@@ -49,8 +54,7 @@ def judge_end(name: str, done: Done, *, may_end: bool) -> str:
 
 def last_line(done: Done) -> str:
     """Return the end of what a command printed as an error."""
-    lines = [line.rpartition("\r")[2].strip() for line in done.errors.splitlines()]
-    return next(filter(None, reversed(lines)), "nothing on stderr")
+    return next(reversed(error_lines(done)), "nothing on stderr")
 
 
 def judge_rows(place: Place, experiment: str) -> str:
@@ -123,9 +127,3 @@ def files_left(place: Place) -> list[str]:
     found += Path("/dev/shm").glob("labkit*")
     # torch makes a folder for its compiler as soon as it is imported in full.
     return [str(path) for path in found if not path.name.startswith("torchinductor_")]
-
-
-def checkout_changes() -> str:
-    """Return what git sees changed; commands must not write into the program's folder."""
-    words = ["git", "status", "--porcelain"]
-    return subprocess.run(words, cwd=CHECKOUT, capture_output=True, text=True).stdout

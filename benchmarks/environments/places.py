@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -94,6 +95,8 @@ class Environment:
     """Called with a stack, an empty folder on a disk, and photographs to copy."""
     may_end: tuple[str, ...] = ()
     """Commands that cannot work here, and so end in one line that says why."""
+    calibrates: bool = False
+    """Whether the runs measure the speed of the simulated GPU, instead of being given one."""
     check: Callable[[Place, dict[str, Done]], str] = lambda place, done: ""
     """Returns what else is wrong after all commands; empty: nothing."""
 
@@ -440,15 +443,14 @@ def check_one_core(place: Place, done: dict[str, Done]) -> str:
 
 
 def check_shared_memory(place: Place, done: dict[str, Done]) -> str:
-    """Check that batches that do not fit end in one line."""
-    from benchmarks.environments.judge import explanation
-
+    """Check that what the runs advise helps."""
+    advice = re.search(r"use num_workers (\d+) or", done["prefetching"].errors)
+    if advice is None:
+        return f"no number of workers is advised: {done['prefetching'].errors[-300:]}"
     words = ("run", "prefetching", "--data", "photos", "--blocks", "1", "--device-speed", "100")
-    more = ("--batch-size", "32", "--input-px", "512", "--results", str(place.work / "too-large"))
-    large = place.labkit(*words, *more)
-    if large.status == 0 or "/dev/shm" not in explanation(large):
-        return f"batches of 100 MB: status {large.status}, {explanation(large) or 'no clear line'}"
-    return ""
+    results = ("--results", str(place.work / "as-advised"))
+    fewer = place.labkit(*words, *results, "--num-workers", advice[1])
+    return f"as advised: {fewer.errors[-300:]}" if fewer.status else ""
 
 
 def check_full_disk(place: Place, done: dict[str, Done]) -> str:
@@ -472,6 +474,7 @@ def check_full_disk(place: Place, done: dict[str, Done]) -> str:
 ENVIRONMENTS = {
     "overlay-lower": Environment(
         about="overlayfs, the photographs in the lower layer",
+        calibrates=True,
         make=partial(on_overlay, layer="lower"),
     ),
     "overlay-upper": Environment(
@@ -481,6 +484,7 @@ ENVIRONMENTS = {
     "shm-64mb": Environment(
         about="64 MB of /dev/shm, as in a container",
         make=with_little_shared_memory,
+        may_end=("prefetching", "storage"),
         check=check_shared_memory,
     ),
     "no-sys-admin": Environment(about="root without CAP_SYS_ADMIN", make=without_sys_admin),
@@ -489,7 +493,10 @@ ENVIRONMENTS = {
         make=partial(as_user, user=NOBODY),
     ),
     "quota-1-core": Environment(
-        about="a control group with one core's time", make=with_one_core, check=check_one_core
+        about="a control group with one core's time",
+        make=with_one_core,
+        calibrates=True,
+        check=check_one_core,
     ),
     "memory-limit": Environment(
         about="a control group with less memory than the photographs take",
