@@ -39,7 +39,7 @@ MARK = "LABKIT_ENVIRONMENTS"  # in the environment of every process of ours
 def commands(place: Place, *, calibrates: bool, ci: bool) -> dict[str, list[str]]:
     """Return the lab's commands by the names of their columns."""
     results = ["--data", "photos", "--results", str(place.results), "--blocks", "1"]
-    if not calibrates:  # which takes a minute
+    if ci or not calibrates:  # which takes a minute
         results += ["--device-speed", "100"]
     few = ["--variant", "original", "--variant", "both"] if ci else []
     every = {

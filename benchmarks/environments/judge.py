@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import subprocess
@@ -63,17 +64,19 @@ def judge_rows(place: Place, experiment: str) -> str:
     if not folders:
         return ""
     info = json.loads(folders[-1].read_text())
-    rows = folders[-1].with_name("trials.jsonl")
-    trials = [json.loads(line) for line in rows.read_text().splitlines()] if rows.exists() else []
+    trials = []
+    with contextlib.suppress(FileNotFoundError, ValueError):  # a full disk ends within a line
+        for line in folders[-1].with_name("trials.jsonl").read_text().splitlines():
+            trials.append(json.loads(line))
     proofs = [trial["cache_proof"] for trial in trials if trial.get("cache_proof")]
     cold = [p for p in proofs if p["wanted"] == "cold" and p["resident_share_before"] is not None]
     parts = []
     if not place.is_remote and any(proof["device_read_bytes"] == 0 for proof in cold):
         parts.append("FAILED: cold claimed, and nothing came from the disk")
-    if info["failed"]:
-        parts.append(f"FAILED: {info['failed']}")
-    if info["skipped"]:
-        parts.append("skipped: " + ", ".join(info["skipped"]))
+    for word in ("FAILED", "skipped"):
+        for reason in dict.fromkeys(info[word.lower()].values()):
+            labels = [label for label, why in info[word.lower()].items() if why == reason]
+            parts.append(f"{word}: {', '.join(labels)} ({reason})")
     return "; ".join(parts)
 
 
