@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -33,6 +34,7 @@ SHORT = 24  # letters of a cell in the table; the rest is printed below it
 IN_CI = ("overlay-lower", "overlay-upper", "shm-64mb", "user")
 NOT_IN_CI = ("storage", "diagnose")
 ENDS_WITHIN_S = 5.0
+CELLS = "cells.jsonl"
 MARK = "LABKIT_ENVIRONMENTS"  # in the environment of every process of ours
 
 
@@ -52,33 +54,29 @@ def commands(place: Place, *, calibrates: bool, ci: bool) -> dict[str, list[str]
     return {name: words for name, words in every.items() if not (ci and name in NOT_IN_CI)}
 
 
-def inside(name: str, folder: Path, photos: Path, *, ci: bool) -> dict[str, str]:
-    """Make an environment, run everything in it, and return its cells."""
-    environment, cells = ENVIRONMENTS[name], {}
+def inside(name: str, folder: Path, photos: Path, *, ci: bool) -> Iterator[tuple[str, str]]:
+    """Make an environment, run everything in it, and yield its cells: column and text."""
+    environment = ENVIRONMENTS[name]
     with ExitStack() as stack:
         try:
             place = environment.make(stack, folder, photos)
         except Needs as reason:
-            return {"doctor": str(reason)}
+            yield "doctor", str(reason)
+            return
         place.environ[MARK] = os.environ[MARK]
         before = judge.things_there()
         for state in ("cold", "warm"):
-            cells[state] = judge.judge_cache(place, state)
+            yield state, judge.judge_cache(place, state)
         done: dict[str, Done] = {}
-        for command, words in commands(place, calibrates=environment.calibrates, ci=ci).items():
-            done[command] = place.labkit(*words)
-            (folder / f"{command}.txt").write_text(f"{done[command].out}\n{done[command].errors}")
-            can_end = command in environment.may_end
-            cells[command] = judge.judge_end(command, done[command], may_end=can_end)
-            if more := judge.judge_rows(place, command):
-                cells[command] += f"; {more}"
-        if wrong := environment.check(place, done):
-            cells["left"] = f"FAILED: {wrong}"
-        left = [*judge.left_since(before), *judge.files_left(place)]
-        left += processes_left()
-        if left:
-            cells["left"] = f"FAILED: {', '.join(left)}"
-    return cells
+        for column, words in commands(place, calibrates=environment.calibrates, ci=ci).items():
+            done[column] = place.labkit(*words)
+            can_end = column in environment.may_end
+            cell = judge.judge_end(column, done[column], may_end=can_end)
+            yield column, "; ".join(filter(None, (cell, judge.judge_rows(place, column))))
+        left = [*judge.left_since(before), *judge.files_left(place), *processes_left()]
+        wrong = [environment.check(place, done), ", ".join(left)]
+        if any(wrong):
+            yield "left", f"FAILED: {'; '.join(filter(None, wrong))}"
 
 
 def processes_left() -> list[str]:
@@ -106,9 +104,11 @@ def outside(name: str, scratch: Path, photos: Path, *, ci: bool) -> dict[str, st
         finally:
             for left in frame.marked(MARK, mark):
                 left.kill()
-    cells = {"doctor": f"FAILED: the environment ended with status {process.returncode}"}
-    if (folder / "cells.json").exists():
-        cells = json.loads((folder / "cells.json").read_text())
+    cells = {}
+    if (folder / CELLS).exists():
+        cells = dict(map(json.loads, (folder / CELLS).read_text().splitlines()))
+    if process.returncode:
+        cells["left"] = f"FAILED: the environment ended with status {process.returncode}"
     if left := judge.left_since(before):
         cells["left"] = f"FAILED: {', '.join(left)}"
     shutil.rmtree(folder)
@@ -140,8 +140,9 @@ def main(arguments: list[str] | None = None) -> int:
     if unknown := [name for name in options.names if name not in ENVIRONMENTS]:
         made.error(f"NAME must be one of {', '.join(ENVIRONMENTS)}, got {', '.join(unknown)}")
     if options.inside:
-        cells = inside(options.names[0], options.inside, options.photos, ci=options.ci)
-        (options.inside / "cells.json").write_text(json.dumps(cells))
+        with (options.inside / CELLS).open("w", buffering=1) as file:  # line by line
+            for cell in inside(options.names[0], options.inside, options.photos, ci=options.ci):
+                file.write(json.dumps(cell) + "\n")
         return 0
     names = options.names or (IN_CI if options.ci else tuple(ENVIRONMENTS))
     report = frame.Report("The lab in other environments", options)

@@ -28,7 +28,7 @@ def explanation(done: Done) -> str:
     """Return the one line in which a command says why it cannot; empty if it is not one line."""
     lines = error_lines(done)
     reasons = [line for line in lines if line.startswith("labkit: ")]
-    return reasons[0] if reasons == lines[-1:] else ""
+    return reasons[0] if reasons and reasons == lines[-1:] else ""
 
 
 def error_lines(done: Done) -> list[str]:

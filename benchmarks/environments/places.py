@@ -163,10 +163,11 @@ def forget(folder: Path) -> None:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def furnish(top: Path, photos: Path | None, *, user: int = 0) -> Place:
+def furnish(stack: ExitStack, top: Path, photos: Path | None, *, user: int = 0) -> Place:
     """Make the folders that commands use.
 
     Args:
+        stack: takes down what a killed command leaves.
         top: an empty folder that holds them all.
         photos: what to copy; None: they are there already.
         user: the id of the user that the folders belong to; the photographs stay root's.
@@ -176,6 +177,9 @@ def furnish(top: Path, photos: Path | None, *, user: int = 0) -> Place:
         folder.mkdir(exist_ok=True)
         os.chown(folder, user, user)
     shutil.copy(Path(__file__).with_name("train.py"), work)
+    # Of a run that was killed; one that ended by itself has removed it.
+    take_down = "from labkit.parts.storage import slow_disk; slow_disk.down()"
+    stack.callback(subprocess.run, [sys.executable, "-c", take_down], cwd=CHECKOUT, check=False)
     if photos is not None:
         copy_photos(photos, work / "photos")
     # The lab's throttled disk lies there, whatever TMPDIR says.
@@ -284,17 +288,17 @@ def on_overlay(stack: ExitStack, folder: Path, photos: Path, *, layer: str) -> P
     top.mkdir()
     layers = f"lowerdir={lower},upperdir={upper}/files,workdir={upper}/changes"
     mount("-t", "overlay", "-o", layers, "overlay", top)
-    return furnish(top, photos if layer == "upper" else None)
+    return furnish(stack, top, photos if layer == "upper" else None)
 
 
 def on_ext4(stack: ExitStack, folder: Path, photos: Path) -> Place:
     """Work on a file system of its own."""
-    return furnish(make_loop(folder, "top", "1200M"), photos)
+    return furnish(stack, make_loop(folder, "top", "1200M"), photos)
 
 
 def on_tmpfs(stack: ExitStack, folder: Path, photos: Path) -> Place:
     """Work in memory."""
-    return furnish(make_tmpfs(folder / "top", "size=2g"), photos)
+    return furnish(stack, make_tmpfs(folder / "top", "size=2g"), photos)
 
 
 def on_network(stack: ExitStack, folder: Path, photos: Path) -> Place:
@@ -304,7 +308,7 @@ def on_network(stack: ExitStack, folder: Path, photos: Path) -> Place:
     server = folder / "server"
     (server / "work").mkdir(parents=True)
     copy_photos(photos, server / "work" / "photos")
-    place = furnish(folder, None)
+    place = furnish(stack, folder, None)
     point = folder / "far"
     point.mkdir()
     command = ["-m", "benchmarks.environments.slow_files", str(server / "work"), str(point)]
@@ -326,7 +330,7 @@ def on_disk(stack: ExitStack, folder: Path, photos: Path, **how: int) -> Place:
     """Work where this machine keeps its temporary files."""
     top = folder / "top"
     top.mkdir()
-    return furnish(top, photos, **how)
+    return furnish(stack, top, photos, **how)
 
 
 def with_little_shared_memory(stack: ExitStack, folder: Path, photos: Path) -> Place:
