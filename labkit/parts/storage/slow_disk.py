@@ -350,6 +350,8 @@ def _make(folder: Path, data_bytes: int, files: int) -> None:
         (_sys(device) / "queue" / limit).write_text(str(REQUEST_BYTES // 1024))
     point.mkdir()
     _run("mount", "-t", "ext4", "-o", "noatime,nodev,nosuid,noexec", device, point)
+    # It goes with its mount: also with that of a container in which the run was killed.
+    _run("losetup", "--detach", device)
     _write_checks(point)
     _make_group(cgroup_folder(), procfs.text(_sys(device) / "dev").strip())
 
@@ -381,13 +383,18 @@ def _take_down(folder: Path) -> None:
     for _ in range(_mounts(point)):
         _insist(partial(_run, "umount", point))
     if image.exists():
-        # losetup compares inodes, not names.
-        names = _run("losetup", "--associated", image, "--noheadings", "--output", "NAME")
-        for name in names.split():
-            _run("losetup", "--detach", name)
+        _insist(partial(_free_devices, image))
         image.unlink()
     with contextlib.suppress(FileNotFoundError):
         point.rmdir()
+
+
+def _free_devices(image: Path) -> None:
+    """Detach an image's loop devices; one whose mount has just gone detaches itself meanwhile."""
+    # losetup compares inodes, not names.
+    names = _run("losetup", "--associated", image, "--noheadings", "--output", "NAME")
+    for name in names.split():
+        _run("losetup", "--detach", name)
 
 
 def _insist(step: Callable[[], T]) -> T:
