@@ -15,7 +15,7 @@ ROOT := $(shell [ "$$(id -u)" = 0 ] && echo --allow-root)
 # pip compiles nothing here (see below), so Python has to keep what it compiles itself.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: lab jupyter test gpu wheel report headless clean
+.PHONY: lab jupyter test gpu wheel environments report headless clean
 
 lab: .venv/lab
 	$(BIN)/python data_scripts/make_photos.py "$(DATA)" --or-adopt
@@ -42,6 +42,9 @@ gpu: .venv/dev
 
 wheel: .venv/dev
 	$(BIN)/python -m benchmarks.wheel
+
+environments: .venv/dev
+	$(BIN)/python -m benchmarks.environments
 
 report: .venv/lab
 	$(BIN)/labkit report

@@ -277,6 +277,7 @@ def first_batch(parts: Resolved, excluded: frozenset[int]) -> dict[str, np.ndarr
         The finished batch's arrays; see `contracts.BATCHES`.
 
     Raises:
+        Skip: the batches of the loader's workers may not fit into shared memory.
         ValueError: the decoder does not keep its contract.
     """
     settings = parts.settings
@@ -290,6 +291,13 @@ def first_batch(parts: Resolved, excluded: frozenset[int]) -> dict[str, np.ndarr
     if not isinstance(content, dict):
         contracts.check_image(source.pixels(first, content))
     batch = next(iter(loader))
+    if parts.traits.loads_in_processes:
+        shared_memory.check_room(
+            sum(tensor.nbytes for tensor in batch.values()),
+            workers=settings.num_workers,
+            prefetch_factor=settings.prefetch_factor,
+            ranks=settings.ranks,
+        )
     on_device = parts.preprocessor.on_device
     if on_device is not None:
         batch = on_device(batch, settings.input_px)

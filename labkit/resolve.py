@@ -24,7 +24,7 @@ from labkit.machine import gpu, hardware
 from labkit.machine.gpu import CudaState
 from labkit.parts.decoding import DECODERS, SCALED
 from labkit.parts.devices import DEVICES, PROFILES, Profile
-from labkit.parts.loading import LOADERS, OUTSIDE, OWN_ORDER, THREADED
+from labkit.parts.loading import LOADERS, OUTSIDE, OWN_ORDER, THREADED, WITH_PROCESSES
 from labkit.parts.packing import JPEG, PACKINGS, PIXELS, RESIZED, SAMPLE, Packing
 from labkit.parts.packing.packs import pack_format
 from labkit.parts.packing.remote import local_folder, place
@@ -78,6 +78,7 @@ class Traits:
     outside: bool
     """The loader reads, decodes and preprocesses by itself, and rounds in its own way."""
     loads_in_threads: bool
+    loads_in_processes: bool
     scaled_decoding: bool
     """The decoder returns fewer pixels than the image has."""
     in_memory: bool
@@ -183,6 +184,7 @@ def traits(settings: Mapping[str, Any]) -> Traits:
         own_order=loader in OWN_ORDER,
         outside=loader in OUTSIDE,
         loads_in_threads=loader in THREADED,
+        loads_in_processes=loader in WITH_PROCESSES,
         scaled_decoding=settings.get("decoder") in SCALED,
         in_memory=settings.get("storage") in IN_MEMORY,
         on_cpu=settings.get("device") == "cpu",

@@ -12,6 +12,9 @@ import pytest
 import labkit as lab
 from benchmarks import diagnosis, frame, gpu, repeat
 from benchmarks.diagnosis import Outcome
+from benchmarks.environments import judge
+from benchmarks.environments.places import Done
+from benchmarks.environments.residency import resident_share
 from labkit.analysis.summary import Row
 
 
@@ -159,3 +162,34 @@ def test_a_session_of_some_seconds_leaves_nothing_behind():
     assert done.returncode == 0, done.stdout + done.stderr
     assert "- met: left in the end: 0 processes, 0 files" in done.stdout
     assert "1 action (cancel 1), 0.02 min, seed 7" in done.stdout
+
+
+LINE = "labkit: results must be a folder that can be written, got results; choose another"
+
+
+@pytest.mark.parametrize(
+    ("status", "errors", "may_end", "cell"),
+    [
+        (0, "waiting for data 3 %", False, "ok (2 s)"),
+        (0, "no result", False, "FAILED: status 0 without"),
+        (1, f"storage:  50%|██  | 1/2\r\n{LINE}\n", True, "one clear line: results must be"),
+        (1, LINE, False, "FAILED: it could work here, but: labkit: results"),
+        (1, f"{LINE}\n{LINE}\n", True, "FAILED: status 1, labkit: results"),
+        (1, "Killed", True, "FAILED: status 1, Killed"),
+        (1, f"Traceback (most recent call last):\n{LINE}", True, "FAILED: traceback"),
+    ],
+)
+def test_a_command_ends_with_its_result_or_one_line_where_it_cannot_work(
+    status, errors, may_end, cell
+):
+    done = Done(status=status, out="", errors=errors, took_s=2.0)
+    assert judge.judge_end("watch", done, may_end=may_end).startswith(cell)
+
+
+def test_residency_is_counted_without_labkit(tmp_path):
+    """With mincore(2) alone: a file that was written and read is in memory."""
+    if sys.platform != "linux":
+        pytest.skip("needs mincore(2)")
+    (tmp_path / "file").write_bytes(bytes(100_000))
+    (tmp_path / "empty").touch()
+    assert resident_share(sorted(tmp_path.iterdir())) == 1.0

@@ -38,23 +38,33 @@ def cgroup_folders(controller: str) -> Iterator[Path]:
     Args:
         controller: as "cpu" or "memory"; version 2 has all of them in one folder.
     """
-    import psutil
-
-    mounted = psutil.disk_partitions(all=True)
     for line in text("/proc/self/cgroup").splitlines():
-        _, names, path = line.split(":", 2)  # "4:memory:/a" (version 1) or "0::/a" (version 2)
-        for mount in mounted:
+        _, names, own = line.split(":", 2)  # "4:memory:/a" (version 1) or "0::/a" (version 2)
+        for top, root, kind, options in _mounts():
             if names:
-                here = mount.fstype == "cgroup" and controller in mount.opts.split(",")
+                here = kind == "cgroup" and controller in options.split(",")
                 here = here and controller in names.split(",")
             else:
-                here = mount.fstype == "cgroup2"
+                here = kind == "cgroup2"
             if here:
-                top = Path(mount.mountpoint)
-                folder = top / path.lstrip("/")
-                # A container may see the group of its own as the uppermost one.
+                # A container may see its own group, or one above it, as the uppermost one.
+                below = own if root == "/" else own.removeprefix(root)
+                folder = top / below.lstrip("/")
                 folder = folder if folder.exists() else top
                 yield from (f for f in (folder, *folder.parents) if f.is_relative_to(top))
+
+
+def _mounts() -> Iterator[tuple[Path, str, str, str]]:
+    """Yield each mount: its folder, the folder that it shows, its kind and its options."""
+    for line in text("/proc/self/mountinfo").splitlines():
+        own, _, whole = line.partition(" - ")
+        root, point = (re.sub(r"\\(\d{3})", _unescape, word) for word in own.split()[3:5])
+        kind, _, options = whole.split(" ")[:3]
+        yield Path(point), root, kind, options
+
+
+def _unescape(octal: re.Match[str]) -> str:
+    return chr(int(octal[1], 8))
 
 
 def scheduled_s(task: int | str = "thread-self") -> tuple[float, float]:

@@ -16,11 +16,13 @@ import time
 from pathlib import Path
 
 from labkit import units
+from labkit.contracts import Skip
 
 FOLDER = Path("/dev/shm")
 # Environment variable: the folder of the process ids; children inherit it by fork and by spawn.
 ROLL = "LABKIT_WORKER_ROLL"
 PREFIX = "worker-"
+MORE = "give a container more with: docker run --shm-size=2g"
 DYING_S = 1.0  # how long a process may live on after SIGKILL
 
 
@@ -56,6 +58,33 @@ def remove_left(folder: str) -> None:
         entry.unlink(missing_ok=True)
 
 
+def check_room(batch_bytes: int, *, workers: int, prefetch_factor: int, ranks: int = 1) -> None:
+    """Refuse loader workers whose batches may not fit.
+
+    Args:
+        batch_bytes: what one batch takes.
+        workers: of each rank.
+        prefetch_factor: how many batches each worker keeps ready.
+        ranks: how many processes train.
+
+    Raises:
+        Skip: the text says how many workers would fit.
+    """
+    room = usage()
+    if room is None or not workers or not batch_bytes:
+        return
+    batches = (workers * prefetch_factor + 1) * ranks  # one more, which is trained on
+    needed_bytes = batches * batch_bytes
+    if needed_bytes > room.free:
+        fitting = (room.free // (batch_bytes * ranks) - 1) // prefetch_factor
+        raise Skip(
+            f"{FOLDER} must have room for {batches} batches of "
+            f"{units.count_bytes(batch_bytes)}, got {units.count_bytes(room.free)} free of "
+            f"{units.count_bytes(room.total)}; use num_workers {max(fitting, 0)} or a smaller "
+            f"batch, or {MORE}"
+        )
+
+
 def why_full() -> str:
     """Return the error message for full shared memory; empty where there is no such folder."""
     room = usage()
@@ -64,7 +93,7 @@ def why_full() -> str:
     return (
         f"{FOLDER} must have room for the batches of all loader workers, got "
         f"{units.count_bytes(room.free)} free of {units.count_bytes(room.total)}; use fewer "
-        "workers or a smaller batch, or give a container more with: docker run --shm-size=2g"
+        f"workers or a smaller batch, or {MORE}"
     )
 
 

@@ -1,11 +1,14 @@
 """What a killed loader worker left in shared memory goes; what others have there stays."""
 
+import contextlib
 import os
+import shutil
 import subprocess
 import sys
 
 import pytest
 
+from labkit.contracts import Skip
 from labkit.machine import shared_memory
 
 pytestmark = pytest.mark.skipif(
@@ -15,6 +18,8 @@ pytestmark = pytest.mark.skipif(
 # A worker that is killed between making a file and removing its name.
 LEAVES = """
 import os
+import shutil
+from labkit.contracts import Skip
 from labkit.machine import shared_memory
 shared_memory.note_worker()
 with open(shared_memory.FOLDER / f"torch_{os.getpid()}_1_0", "wb") as file:
@@ -52,3 +57,24 @@ def test_files_of_processes_that_are_not_on_the_roll_stay(roll):
         assert mine.exists()
     finally:
         mine.unlink()
+
+
+@pytest.mark.parametrize(
+    ("workers", "ranks", "advice"),
+    [(1, 1, ""), (2, 1, "num_workers 1 "), (1, 2, "num_workers 0 "), (0, 2, "")],
+)
+def test_workers_whose_batches_do_not_fit_are_refused_with_how_many_would(
+    workers, ranks, advice, monkeypatch, tmp_path
+):
+    """64 MB, as in a container, hold four batches: two ahead, and one that is trained on."""
+    monkeypatch.setattr(shared_memory, "FOLDER", tmp_path)
+    room = shutil._ntuple_diskusage(64 << 20, 0, 64 << 20)
+    monkeypatch.setattr(shared_memory, "usage", lambda: room)
+    loader = {"workers": workers, "prefetch_factor": 2, "ranks": ranks}
+    if advice:
+        refusal = rf"must have room for \d batches of 17 MB.*; use {advice}or a smaller"
+        expected = pytest.raises(Skip, match=refusal)
+    else:
+        expected = contextlib.nullcontext()
+    with expected:
+        shared_memory.check_room(16 << 20, **loader)

@@ -23,6 +23,7 @@ from labkit.machine.page_cache import evict
 from labkit.parts.storage import slow_disk
 from labkit.parts.storage.disks import MAX_ERROR_SHARE
 from labkit.runs import checks
+from tests.processes import until
 
 needs_disk = pytest.mark.skipif(
     bool(slow_disk.why_not()), reason=f"a throttled disk {slow_disk.why_not()}"
@@ -82,6 +83,17 @@ def somebody_elses(tmp_path):
     finally:
         subprocess.run(["umount", point], check=False)
         shell("losetup", "--detach", device)
+
+
+def test_places_of_one_name_in_two_containers_have_two_control_groups(tmp_path, monkeypatch):
+    """Containers may share the control groups of their host; one must not remove the other's."""
+    monkeypatch.setattr(slow_disk, "FOLDER", tmp_path / "var" / "slow-disk")
+    groups = []
+    for number in range(2):
+        (tmp_path / "var").mkdir()
+        groups.append(slow_disk.cgroup_folder())
+        (tmp_path / "var").rename(tmp_path / str(number))  # so that its inode is not used again
+    assert len(set(groups)) == 2
 
 
 def start(action):
@@ -200,6 +212,26 @@ def test_a_living_runs_disk_is_left_alone_and_a_killed_runs_is_removed(
     owner.join()
     slow_disk.down()
     assert traces(place) == []
+
+
+KILLED_IN_A_CONTAINER = """
+import os, sys
+from pathlib import Path
+from labkit.parts.storage import slow_disk
+slow_disk.FOLDER = Path(sys.argv[1])
+slow_disk.SEQUENTIAL_BYTES, slow_disk.CHECK_FILES = 1 << 20, 2
+slow_disk.up(data_bytes=3_000_000, files=30)
+os.kill(os.getpid(), 9)
+"""
+
+
+@needs_disk
+def test_killed_with_its_container_it_leaves_no_loop_device(place):
+    """The mount ends with the last process of its namespace."""
+    command = [sys.executable, "-c", KILLED_IN_A_CONTAINER, str(place)]
+    subprocess.run(["unshare", "--mount", "--propagation", "private", *command], check=False)
+    assert (place / slow_disk.IMAGE).exists()  # it was up
+    until(lambda: devices_below(place) == [])
 
 
 def kill_at(number, action):

@@ -42,6 +42,8 @@ LOADERS: dict[str, Callable[[Source, Settings], Iterable]] = {
     "dali": load_with_dali,
     "dali_cpu": partial(load_with_dali, on_gpu=False),
 }
+# Their workers are processes, which hand over batches through shared memory.
+WITH_PROCESSES = frozenset({"torch", "torch_iterable", "torch_joined_in_loop"})
 # Their workers are threads, which share whatever state a transform keeps.
 THREADED = frozenset({"threads"})
 # Loaders that read, decode and preprocess by themselves -> the packing that they read.

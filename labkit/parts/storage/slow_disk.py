@@ -260,7 +260,11 @@ def find_tree() -> tuple[Path | None, int]:
 def cgroup_folder() -> Path:
     """Return where the control group of the disk is, or would be."""
     root = find_tree()[0] or Path("/sys/fs/cgroup/blkio")
-    digest = hashlib.sha256(os.fsencode(_place())).hexdigest()
+    place = _place()
+    # Containers that share their host's control groups each have a /var/tmp of their own.
+    above = place.parent.stat()
+    name = b"%d %d %b" % (above.st_dev, above.st_ino, os.fsencode(place))
+    digest = hashlib.sha256(name).hexdigest()
     return root / f"labkit-slow-disk-{digest[:8]}"
 
 
@@ -354,6 +358,8 @@ def _make(folder: Path, data_bytes: int, files: int) -> None:
         (_sys(device) / "queue" / limit).write_text(str(REQUEST_BYTES // 1024))
     point.mkdir()
     _run("mount", "-t", "ext4", "-o", "noatime,nodev,nosuid,noexec", device, point)
+    # It goes with its mount: also with that of a container in which the run was killed.
+    _run("losetup", "--detach", device)
     _write_checks(point)
     _make_group(cgroup_folder(), procfs.text(_sys(device) / "dev").strip())
 
@@ -385,13 +391,18 @@ def _take_down(folder: Path) -> None:
     for _ in range(_mounts(point)):
         _insist(partial(_run, "umount", point))
     if image.exists():
-        # losetup compares inodes, not names.
-        names = _run("losetup", "--associated", image, "--noheadings", "--output", "NAME")
-        for name in names.split():
-            _run("losetup", "--detach", name)
+        _insist(partial(_free_devices, image))
         image.unlink()
     with contextlib.suppress(FileNotFoundError):
         point.rmdir()
+
+
+def _free_devices(image: Path) -> None:
+    """Detach an image's loop devices; one whose mount has just gone detaches itself meanwhile."""
+    # losetup compares inodes, not names.
+    names = _run("losetup", "--associated", image, "--noheadings", "--output", "NAME")
+    for name in names.split():
+        _run("losetup", "--detach", name)
 
 
 def _insist(step: Callable[[], T]) -> T:

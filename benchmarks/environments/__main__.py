@@ -1,0 +1,174 @@
+"""The lab in environments unlike a developer's machine: containers, other users, full disks.
+
+    python -m benchmarks.environments [NAME ...] [--ci]
+
+Each environment is made in a mount namespace of its own, as root.  The lab's commands then run in
+it: each must end with status 0 and its result, or with one line that says why it cannot.  Claims
+that photographs are cold or warm are counted with other code, and nothing may be left behind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+from benchmarks import frame
+from benchmarks.environments import judge
+from benchmarks.environments.places import CHECKOUT, ENVIRONMENTS, Done, Needs, Place, run_tool
+from data_scripts.make_photos import make_photos
+
+PHOTOS = 160
+DIAGNOSE_S = 12
+COLUMNS = ("doctor", "prefetching", "storage", "watch", "diagnose", "cold", "warm", "left")
+SHORT = 24  # letters of a cell in the table; the rest is printed below it
+IN_CI = ("overlay-lower", "overlay-upper", "shm-64mb", "user")
+NOT_IN_CI = ("storage", "diagnose")
+ENDS_WITHIN_S = 5.0
+CELLS = "cells.jsonl"
+MARK = "LABKIT_ENVIRONMENTS"  # in the environment of every process of ours
+
+
+def commands(place: Place, *, calibrates: bool, ci: bool) -> dict[str, list[str]]:
+    """Return the lab's commands by the names of their columns."""
+    results = ["--data", "photos", "--results", str(place.results), "--blocks", "1"]
+    if ci or not calibrates:  # which takes a minute
+        results += ["--device-speed", "100"]
+    few = ["--variant", "original", "--variant", "both"] if ci else []
+    every = {
+        "doctor": ["doctor", "--data", "photos"],
+        "prefetching": ["run", "prefetching", "--mode", "quick", *results, *few],
+        "storage": ["run", "storage", "--mode", "quick", *results],
+        "watch": ["watch", "--json", str(place.results / "watch.json"), "train.py"],
+        "diagnose": ["diagnose", "train:make", "--budget-s", str(DIAGNOSE_S)],
+    }
+    return {name: words for name, words in every.items() if not (ci and name in NOT_IN_CI)}
+
+
+def inside(name: str, folder: Path, photos: Path, *, ci: bool) -> Iterator[tuple[str, str]]:
+    """Make an environment, run everything in it, and yield its cells: column and text."""
+    environment = ENVIRONMENTS[name]
+    with ExitStack() as stack:
+        try:
+            place = environment.make(stack, folder, photos)
+        except Needs as reason:
+            yield "doctor", str(reason)
+            return
+        place.environ[MARK] = os.environ[MARK]
+        before = judge.things_there()
+        for state in ("cold", "warm"):
+            yield state, judge.judge_cache(place, state)
+        done: dict[str, Done] = {}
+        for column, words in commands(place, calibrates=environment.calibrates, ci=ci).items():
+            done[column] = place.labkit(*words)
+            can_end = column in environment.may_end
+            cell = judge.judge_end(column, done[column], may_end=can_end)
+            yield column, "; ".join(filter(None, (cell, judge.judge_rows(place, column))))
+        left = [*judge.left_since(before), *judge.files_left(place), *processes_left()]
+        wrong = [environment.check(place, done), ", ".join(left)]
+        if any(wrong):
+            yield "left", f"FAILED: {'; '.join(filter(None, wrong))}"
+
+
+def processes_left() -> list[str]:
+    """List processes of ours that should have ended."""
+    ended_by_s, own = time.monotonic() + ENDS_WITHIN_S, "benchmarks.environments"
+    while True:
+        ours = [(p.pid, " ".join(p.cmdline())) for p in frame.marked(MARK, os.environ[MARK])]
+        left = [f"process {pid} ({words[:100]})" for pid, words in ours if own not in words]
+        if not left or time.monotonic() > ended_by_s:
+            return left
+        time.sleep(judge.LOOK_EVERY_S)
+
+
+def outside(name: str, scratch: Path, photos: Path, *, ci: bool) -> dict[str, str]:
+    """Run `inside` in a mount namespace, and see that nothing stays."""
+    folder = scratch / name
+    folder.mkdir()
+    before, mark = judge.things_there(), secrets.token_hex(8)
+    words = [sys.executable, "-m", "benchmarks.environments", name, "--inside", str(folder)]
+    words += ["--photos", str(photos), *(["--ci"] if ci else [])]
+    words = ["unshare", "--mount", "--propagation", "private", *words]
+    with subprocess.Popen(words, env={**os.environ, MARK: mark}) as process:
+        try:
+            process.wait()
+        finally:
+            for left in frame.marked(MARK, mark):
+                left.kill()
+    cells = {}
+    if (folder / CELLS).exists():
+        cells = dict(map(json.loads, (folder / CELLS).read_text().splitlines()))
+    if process.returncode:
+        cells["left"] = f"FAILED: the environment ended with status {process.returncode}"
+    if left := judge.left_since(before):
+        cells["left"] = f"FAILED: {', '.join(left)}"
+    shutil.rmtree(folder)
+    return cells
+
+
+def why_not() -> str:
+    """Return what this machine lacks for all environments; empty if nothing."""
+    if sys.platform != "linux":
+        return "needs Linux"
+    if os.geteuid() != 0:
+        return "needs root"
+    try:
+        run_tool("unshare", "--mount", "--propagation", "private", "true")
+    except Needs as reason:
+        return str(reason)
+    return ""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Print the table; return 1 if a cell failed."""
+    made = frame.parser(__doc__)
+    made.add_argument("names", nargs="*", metavar="NAME", help=", ".join(ENVIRONMENTS))
+    made.add_argument("--ci", action="store_true", help="a fast subset, in at most four minutes")
+    made.add_argument("--scratch", type=Path, help="a folder on a disk, not below /var/tmp")
+    made.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
+    made.add_argument("--photos", type=Path, help=argparse.SUPPRESS)
+    options = made.parse_args(arguments)
+    if unknown := [name for name in options.names if name not in ENVIRONMENTS]:
+        made.error(f"NAME must be one of {', '.join(ENVIRONMENTS)}, got {', '.join(unknown)}")
+    if options.inside:
+        with (options.inside / CELLS).open("w", buffering=1) as file:  # line by line
+            for cell in inside(options.names[0], options.inside, options.photos, ci=options.ci):
+                file.write(json.dumps(cell) + "\n")
+        return 0
+    names = options.names or (IN_CI if options.ci else tuple(ENVIRONMENTS))
+    report = frame.Report("The lab in other environments", options)
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(CHECKOUT), os.environ.get("PYTHONPATH", "")])
+    reason, rows, begun_s = why_not(), {}, time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="labkit-environments-", dir=options.scratch) as folder:
+        scratch = Path(folder)
+        scratch.chmod(0o755)
+        if not reason:
+            make_photos(scratch / "photos", PHOTOS, progress=False)
+        for name in names:
+            rows[name] = {"doctor": reason}
+            if not reason:
+                rows[name] = outside(name, scratch, scratch / "photos", ci=options.ci)
+            for column, cell in rows[name].items():
+                report.line(f"{name}, {column}: {cell}")
+    cells = [[name, *(_short(rows[name].get(c, "")) for c in COLUMNS)] for name in names]
+    report.table(("environment", *COLUMNS), cells)
+    failed = [f"{n}, {c}: {x}" for n in names for c, x in rows[n].items() if "FAILED" in x]
+    report.limit(not failed, f"{len(failed)} cells failed ({time.monotonic() - begun_s:.0f} s)")
+    return report.finish(rows)
+
+
+def _short(cell: str) -> str:
+    return cell if len(cell) <= SHORT else f"{cell[: SHORT - 1]}…"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
