@@ -23,6 +23,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import threading
 import time
 import traceback
@@ -456,7 +457,9 @@ def perform(stage: str, options: Namespace) -> int:
     runs, archive, cancel = folder / "runs", folder / "runs.tar.gz", threading.Event()
     runs.mkdir(parents=True, exist_ok=True)
     if archive.exists():
-        shutil.unpack_archive(archive, runs, filter="data")
+        # A filter needs Python 3.11.4; without one, 3.12 and 3.13 warn.
+        how = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+        shutil.unpack_archive(archive, runs, **how)
         archive.unlink()
     timer = threading.Timer(60 * minutes, cancel.set)
     timer.daemon = True
