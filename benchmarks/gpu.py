@@ -109,7 +109,8 @@ def run_tests(site: Site) -> Iterator[Row]:
         done = subprocess.run(
             [sys.executable, "-m", "pytest", "-m", "needs_cuda", "-p", "no:cacheprovider", *files],
             cwd=ROOT,
-            env=os.environ | {"FAIL_WITHOUT_CUDA": "0" if site.is_small else "1"},
+            # Where there is a GPU, a test that is skipped for want of CUDA fails.
+            env=os.environ | ({} if site.is_small else {"CI": "true"}),
             stdout=log,
             stderr=subprocess.STDOUT,
             timeout=max(site.ends_s - time.monotonic(), 1),

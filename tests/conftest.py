@@ -1,4 +1,4 @@
-"""Shared fixtures, the order of the tests, and which are skipped for want of CUDA or rivals.
+"""Shared fixtures, the order of the tests, and which are skipped.
 
 Several processes test at a time.  Each has all tests of a file; what shares a JupyterLab or the
 throttled disk is one group, a notebook is one of its own.
@@ -19,6 +19,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+import skips
 from hypothesis import HealthCheck, settings
 
 # Torch's threads would wait for each other by spinning, which takes the cores from other tests.
@@ -77,6 +78,17 @@ def pytest_fixture_setup():
     os.environ.pop("PYTEST_CURRENT_TEST", None)
 
 
+def pytest_terminal_summary(terminalreporter):
+    skips.summarize(terminalreporter)
+
+
+def pytest_sessionfinish(session):
+    # Of several processes only the one that started the others has a terminal, and all results.
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter and any(map(skips.fails, skips.reasons(reporter))):
+        session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
     # Not by xdist's own marks, which pytest-xdist 3.8 loses with pytest 9.2.
@@ -104,13 +116,17 @@ def pytest_collection_modifyitems(items):
     rivals = {item.path for item in items if _needs_rivals(item)}
     items.sort(key=lambda item: (item.path in rivals, _needs_rivals(item), _place(item)))
     cuda_items = [item for item in items if item.get_closest_marker("needs_cuda")]
-    # A machine that has it must not go green by skipping.
-    if cuda_items and os.environ.get("FAIL_WITHOUT_CUDA") != "1":
-        from labkit.machine import gpu
+    if cuda_items:
+        _skip(cuda_items, _why_no_cuda())
+    _skip(list(filter(_needs_rivals, items)), _missing_rivals())
 
-        _skip(cuda_items, gpu.cuda().reason)
-    if os.environ.get("FAIL_WITHOUT_RIVALS") != "1":
-        _skip(list(filter(_needs_rivals, items)), _missing_rivals())
+
+def _why_no_cuda():
+    if not Path("/dev/nvidia0").exists() and sys.platform == "linux":
+        return "there is no NVIDIA GPU"
+    from labkit.machine import gpu
+
+    return gpu.cuda().reason
 
 
 def _place(item):
@@ -159,7 +175,8 @@ def empty(working_directory):
     """Begin in an empty folder, and without data that an earlier test copied to the home."""
     os.chdir(working_directory)
     for left in working_directory.iterdir():
-        shutil.rmtree(left) if left.is_dir() else left.unlink()
+        is_folder = left.is_dir() and not left.is_symlink()
+        shutil.rmtree(left) if is_folder else left.unlink()
     shutil.rmtree(Path.home() / ".cache" / "labkit", ignore_errors=True)
 
 
