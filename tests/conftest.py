@@ -54,6 +54,8 @@ def pytest_configure(config):
     # Before any library is imported that reads it.
     for name in filter(READ.match, list(os.environ)):
         del os.environ[name]
+    # A proxy does not know this machine's servers.
+    os.environ["no_proxy"] = os.environ["NO_PROXY"] = "*"
     # Packages that were installed for the user alone stay where they are.
     os.environ.setdefault("PYTHONUSERBASE", site.getuserbase())
     # What a test starts imports this checkout, as the test does.

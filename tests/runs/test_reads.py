@@ -43,7 +43,7 @@ def test_a_folder_opens_a_file_per_image_and_a_pack_none(photos):
 
 
 def test_reading_a_cold_pack_asks_the_disk(photos):
-    if reason := why_not_evicted(photos) or why_no_device(photos):
+    if reason := why_not_evicted(photos.parent) or why_no_device(photos):
         pytest.skip(reason)
     packed = settings(photos, packing="raw")
     ensure_pack(packed)

@@ -187,7 +187,7 @@ def launcher(tmp_path_factory):
 @pytest.mark.parametrize(("cache", "persistent"), [("cold", False), ("warm", True)])
 def test_bytes_of_all_loader_workers_prove_the_cache_state(photos, launcher, cache, persistent):
     """Workers of the first epoch have ended by the end, persistent ones are still alive."""
-    if cache == "cold" and (reason := why_not_evicted(photos)):
+    if cache == "cold" and (reason := why_not_evicted(photos.parent)):
         pytest.skip(reason)
     how = {"num_workers": 2, "persistent_workers": persistent, "start_method": "fork"}
     measure(launcher, photos, cache="warm", **how)  # from now on memory holds the libraries
@@ -213,7 +213,7 @@ def test_bytes_of_all_loader_workers_prove_the_cache_state(photos, launcher, cac
     ],
 )
 def test_before_every_epoch_memory_holds_the_share_that_was_asked(photos, launcher, cached, how):
-    if reason := why_not_evicted(photos):
+    if reason := why_not_evicted(photos.parent):
         pytest.skip(reason)
     ensure_pack(Settings(**settings(photos, **how)))
     found = measure(launcher, photos, cached=cached, **how)
