@@ -21,7 +21,7 @@ ALLOWED = {
     r"not installed: (tensorflow|nvidia\.dali|torchvision)": "too large for the dev extra",
     "no CJK font is installed": "fonts are the machine's",
     "only root ": "CI may run as another user",
-    "nothing can be mounted here: |no disk in a file can be mounted here: ": (
+    "(nothing|no disk in a file) can be mounted here: |no overlayfs here: ": (
         "a container may not be allowed to mount"
     ),
     "(setpriv|unshare) cannot do this here": "nor to change its privileges and name spaces",
