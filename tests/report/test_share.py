@@ -41,6 +41,7 @@ TOLD = {
     ".storages.*", ".storages.*.device", ".storages.*.remark", ".provenance.gpu.reason",
     ".medium.device", ".disturbance.busiest_program", ".disturbance.busiest_gpu_program",
     ".reason", ".failed.*", ".skipped.*", ".unreadable",
+    ".local_notes",
 }  # fmt: skip
 ELSEWHERE = {"machine_id": "0123456789ab", "cores": 4, "cpu_model": "Z", "gpu": {"works": False}}
 FOLDER = Path(__file__).parents[2] / "results" / "examples" / "2-cores-emulated"
@@ -77,7 +78,7 @@ def made(photos, tmp_path_factory):
     traceback = f'File "{home}/lab/mine.py", line 3, on {socket.gethostname()} and {HOST}'
     info = deepcopy(run.info)
     info["provenance"]["gpu"]["reason"] = info["failed"]["copied"] = traceback
-    info["unreadable"] = [str(data / "broken.jpg")]
+    info["unreadable"] = info["local_notes"] = [str(data / "broken.jpg")]
     for facts in info["storages"].values():
         facts |= {"device": f"//{HOST}/{OWNER}", "remark": traceback}
     write_info(run.folder, info)
