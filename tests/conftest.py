@@ -1,21 +1,29 @@
-"""Shared fixtures, the order of the tests, and which are skipped for want of CUDA or rivals.
+"""Shared fixtures, the order of the tests, and which are skipped.
 
 Several processes test at a time.  Each has all tests of a file; what shares a JupyterLab or the
 throttled disk is one group, a notebook is one of its own.
+Each test works in an empty folder, with a home and an environment of the tests alone: what a user
+has measured, named in labkit.toml or exported changes nothing.
 Nothing may depend on how fast it is: other tests use the same cores.  What has to, as a diagnosis
 names the bottleneck that it measures, is marked `alone`: `make test` runs it afterwards by itself.
 """
 
 import importlib.util
 import os
+import re
+import shutil
 import signal
+import site
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
+import skips
 from hypothesis import HealthCheck, settings
 
 # Torch's threads would wait for each other by spinning, which takes the cores from other tests.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
 # A busy machine may be slow, and a test may not pass by chance.
 settings.register_profile(
     "tests", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
@@ -23,6 +31,13 @@ settings.register_profile(
 settings.load_profile("tests")
 # The notebooks' JSON library would build a grammar of addresses in each process, in 3 s.
 sys.modules["rfc3987_syntax"] = None
+ROOT = Path(__file__).parents[1]
+# Names of environment variables that labkit, or a library that it calls, reads.
+READ = re.compile(
+    "LABKIT_|XDG_|JUPYTER|IPYTHON|MPL|PYINSTRUMENT_|PYSPARK_|SPARK_|TORCH_|TORCHINDUCTOR_|TF_|"
+    "NCCL_|GLOO_|MASTER_|OMP_NUM_|MKL_NUM_|SLURM_|GIT_|"
+    "(RANK|LOCAL_RANK|GROUP_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|COLUMNS|LINES|FORCE_COLOR)$"
+)
 # Groups that take long begin first: then no process goes on long after the others.
 LONG = ("notebooks", "browser", "runs", "tests")
 # A machine has one throttled disk.
@@ -32,10 +47,25 @@ ON_THE_DISK = (
 )  # fmt: skip
 
 
-def pytest_configure():
+def pytest_configure(config):
     # A shell starts commands in the background with SIGINT ignored, and children inherit that:
     # tests that interrupt a command would wait for ever.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Before any library is imported that reads it.
+    for name in filter(READ.match, list(os.environ)):
+        del os.environ[name]
+    # A proxy does not know this machine's servers.
+    os.environ["no_proxy"] = os.environ["NO_PROXY"] = "*"
+    # Packages that were installed for the user alone stay where they are.
+    os.environ.setdefault("PYTHONUSERBASE", site.getuserbase())
+    # What a test starts imports this checkout, as the test does.
+    paths = filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])
+    os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+    # One for all tests of this process: libraries take seconds to fill their caches, and a server
+    # that waits for the next run serves none with another home.
+    home = tempfile.TemporaryDirectory(prefix="labkit-home-", ignore_cleanup_errors=True)
+    config.add_cleanup(home.cleanup)
+    os.environ["HOME"] = os.environ["USERPROFILE"] = home.name
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -48,6 +78,17 @@ def pytest_pyfunc_call():
 @pytest.hookimpl(tryfirst=True)
 def pytest_fixture_setup():
     os.environ.pop("PYTEST_CURRENT_TEST", None)
+
+
+def pytest_terminal_summary(terminalreporter):
+    skips.summarize(terminalreporter)
+
+
+def pytest_sessionfinish(session):
+    # Of several processes only the one that started the others has a terminal, and all results.
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter and any(map(skips.fails, skips.reasons(reporter))):
+        session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -77,13 +118,17 @@ def pytest_collection_modifyitems(items):
     rivals = {item.path for item in items if _needs_rivals(item)}
     items.sort(key=lambda item: (item.path in rivals, _needs_rivals(item), _place(item)))
     cuda_items = [item for item in items if item.get_closest_marker("needs_cuda")]
-    # A machine that has it must not go green by skipping.
-    if cuda_items and os.environ.get("FAIL_WITHOUT_CUDA") != "1":
-        from labkit.machine import gpu
+    if cuda_items:
+        _skip(cuda_items, _why_no_cuda())
+    _skip(list(filter(_needs_rivals, items)), _missing_rivals())
 
-        _skip(cuda_items, gpu.cuda().reason)
-    if os.environ.get("FAIL_WITHOUT_RIVALS") != "1":
-        _skip(list(filter(_needs_rivals, items)), _missing_rivals())
+
+def _why_no_cuda():
+    if not Path("/dev/nvidia0").exists() and sys.platform == "linux":
+        return "there is no NVIDIA GPU"
+    from labkit.machine import gpu
+
+    return gpu.cuda().reason
 
 
 def _place(item):
@@ -114,6 +159,27 @@ def _is_installed(module):
         return importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:  # what it lies in
         return False
+
+
+@pytest.fixture(scope="session", autouse=True)
+def working_directory(tmp_path_factory):
+    """The folder that all tests work in: with another one each would start a server (see above)."""
+    # The search for the nearest labkit.toml ends here, also for what works in a tmp_path.
+    (tmp_path_factory.getbasetemp() / "labkit.toml").touch()
+    folder, before = tmp_path_factory.mktemp("empty"), Path.cwd()
+    os.chdir(folder)
+    yield folder
+    os.chdir(before)
+
+
+@pytest.fixture(autouse=True)
+def empty(working_directory):
+    """Begin in an empty folder, and without data that an earlier test copied to the home."""
+    os.chdir(working_directory)
+    for left in working_directory.iterdir():
+        is_folder = left.is_dir() and not left.is_symlink()
+        shutil.rmtree(left) if is_folder else left.unlink()
+    shutil.rmtree(Path.home() / ".cache" / "labkit", ignore_errors=True)
 
 
 @pytest.fixture(scope="session")

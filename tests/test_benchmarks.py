@@ -5,7 +5,6 @@ import subprocess
 import sys
 from argparse import Namespace
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -158,7 +157,7 @@ def test_a_stage_for_gpus_goes_on_where_its_time_was_over(perform):
 
 def test_a_session_of_some_seconds_leaves_nothing_behind():
     command = [sys.executable, "-m", "benchmarks.soak", "--minutes", "0.02", "--seed", "7"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[1])
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "- met: left in the end: 0 processes, 0 files" in done.stdout
     assert "1 action (cancel 1), 0.02 min, seed 7" in done.stdout

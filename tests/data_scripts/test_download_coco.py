@@ -25,8 +25,7 @@ CUT_ONCE = {IMAGES: ["cut 100000", "ok"]}
 
 
 @pytest.fixture
-def server(monkeypatch, coco, tmp_path):
-    monkeypatch.setenv("no_proxy", "*")  # a proxy does not know this server
+def server(coco, tmp_path):
     for archive in coco.archives:
         file = served(tmp_path, archive.name)
         file.parent.mkdir(parents=True)

@@ -22,7 +22,7 @@ from labkit.photos.make import make_photos
 from labkit.photos.scenes import annotate, plan_scene, visible_map
 from tests.places import contents
 
-REPOSITORY = Path(__file__).parents[2]
+SCRIPT = Path(__file__).parents[2] / "data_scripts" / "make_photos.py"
 
 
 def make(out, images=8, **more):
@@ -98,11 +98,8 @@ def test_damage_is_repaired(photos, tmp_path, damage):
 @pytest.mark.parametrize(("stop", "status"), [("SIGINT", 130), ("SIGKILL", -9)])
 def test_a_stopped_run_leaves_whole_files_and_goes_on(tmp_path, stop, status):
     folder = tmp_path / "stopped"
-    command = [sys.executable, "data_scripts/make_photos.py", folder, "--images=2000", "--jobs=2"]
-    path = os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])
-    process = subprocess.Popen(
-        command, cwd=REPOSITORY, env=os.environ | {"PYTHONPATH": path}, stderr=subprocess.PIPE
-    )
+    command = [sys.executable, SCRIPT, folder, "--images=2000", "--jobs=2"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE)
     while len(list(folder.glob("images/*.jpg"))) < 8 and process.poll() is None:
         time.sleep(0.01)
     process.send_signal(getattr(signal, stop))

@@ -1,6 +1,7 @@
 """Memory of a trial: shared pages count once, workers count, and looking costs next to nothing."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -8,12 +9,14 @@ import pytest
 from places import memory_mounted
 
 from labkit.machine import shared_memory
-from labkit.machine.usage import Usage, tree_pss_bytes
+from labkit.machine.usage import Usage
 from tests.processes import until
 
 MB = 1_000_000
-if tree_pss_bytes() is None:
-    pytest.skip("this platform does not tell proportional memory", allow_module_level=True)
+LISTS = [f"/proc/self/{name}" for name in ("smaps_rollup", f"task/{os.getpid()}/children")]
+pytestmark = pytest.mark.skipif(
+    not all(map(os.path.exists, LISTS)), reason="no /proc lists children and proportional memory"
+)
 
 # In a process of its own: of what this one shares with other tests, such as torch's libraries, it
 # has another share whenever one of them starts or ends.

@@ -98,7 +98,8 @@ def test_a_notebook_runs_without_a_click(path, photos, calibrated, kernel, tmp_p
     place = notebook.cells.index(parameters(notebook)) + 1
     notebook.cells.insert(place, nbformat.v4.new_code_cell(given + SHORT))
     notebook.cells.insert(0, nbformat.v4.new_code_cell("%reset -f"))
-    resources = {"metadata": {"path": str(path.parent)}}
+    # Not in the notebook's folder: a user's labkit.toml may lie above it.
+    resources = {"metadata": {"path": str(Path.cwd())}}
     patience = dict.fromkeys(("timeout", "startup_timeout", "iopub_timeout"), int(PATIENCE_S))
     client = NotebookClient(notebook, km=kernel, resources=resources, **patience)
     try:
@@ -115,3 +116,4 @@ def test_a_notebook_runs_without_a_click(path, photos, calibrated, kernel, tmp_p
     else:
         assert any("<table" in shown and "<img" in shown for shown in in_panels(notebook))
     assert list(tmp_path.glob("*/*/trials.jsonl"))
+    assert list(Path.cwd().iterdir()) == []

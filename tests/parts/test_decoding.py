@@ -1,6 +1,6 @@
 """Every decoder of the table returns the same RGB pixels, or refuses in words.
 
-kornia-rs and torchvision are skipped where they are not installed, unless FAIL_WITHOUT_DECODERS=1.
+kornia-rs and torchvision are skipped where they are not installed.
 """
 
 from __future__ import annotations

@@ -11,10 +11,10 @@ from types import SimpleNamespace
 import numpy as np
 import psutil
 import pytest
+from kernel import needs_fork
 
 import labkit as lab
 from labkit.contracts import Skip
-from labkit.machine import hardware
 from labkit.machine.helper import pids
 from labkit.parts.packing.folder import open_folder
 from labkit.parts.storage import distance
@@ -147,7 +147,7 @@ def test_what_cannot_be_far_away_is_refused_with_the_next_step(photos, var):
         open_loader(resolve(settings_for(photos)))
 
 
-@pytest.mark.skipif(not hardware.can_fork(), reason="no fork here")
+@needs_fork
 def test_workers_deliver_from_a_distance_what_the_folder_holds(photos, var):
     settings = settings_for(photos)
     with stage(settings):

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+from kernel import why_no_throttled_disk, why_not_evicted
 
 from labkit.contracts import Skip
 from labkit.machine import procfs
@@ -25,9 +26,7 @@ from labkit.parts.storage.disks import MAX_ERROR_SHARE
 from labkit.runs import checks
 from tests.processes import until
 
-needs_disk = pytest.mark.skipif(
-    bool(slow_disk.why_not()), reason=f"a throttled disk {slow_disk.why_not()}"
-)
+needs_disk = pytest.mark.skipif(bool(why_no_throttled_disk()), reason=why_no_throttled_disk())
 ROOM = {"data_bytes": 3_000_000, "files": 30}
 STRANGER = 65534
 
@@ -51,8 +50,8 @@ def traces(place):
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):
-    if describe_medium(tmp_path).in_memory:
-        pytest.skip("the temporary directory is in memory, where there is no direct I/O")
+    if reason := why_not_evicted(tmp_path):  # in memory there is no direct I/O
+        pytest.skip(reason)
     monkeypatch.setattr(slow_disk, "SEQUENTIAL_BYTES", 1 << 20)
     monkeypatch.setattr(slow_disk, "CHECK_FILES", 40)
     folder = tmp_path / "slow dísk"

@@ -16,15 +16,20 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
+from kernel import (
+    needs_fork,
+    needs_read_counts,
+    why_no_throttled_disk,
+    why_not_evicted,
+)
 from places import folder_in_memory
 
 from labkit.contracts import Skip
 from labkit.machine import page_cache
-from labkit.machine.media import describe_medium
+from labkit.machine.media import write_media
 from labkit.parts.storage import STORAGES
 from labkit.parts.storage.cache_state import (
     COLD_MAX_SHARE,
-    KEEPS_FILES,
     WARM_MIN_SHARE,
     make_cold,
     make_warm,
@@ -45,12 +50,9 @@ def make_files(folder: Path, count: int = 20) -> list[Path]:
 
 @pytest.fixture
 def files(tmp_path):
-    if describe_medium(tmp_path).filesystem in ("unknown", *KEEPS_FILES):
-        pytest.skip("the temporary directory is not on a disk whose files can be evicted")
-    paths = make_files(tmp_path)
-    if page_cache.residency(paths)[0] is None:
-        pytest.skip("this platform does not say what the page cache holds")
-    return paths
+    if reason := why_not_evicted(tmp_path):
+        pytest.skip(reason)
+    return make_files(tmp_path)
 
 
 @pytest.fixture
@@ -88,10 +90,10 @@ def read_all_and(how, paths, pipe):
         pipe.recv()
 
 
+@needs_fork
+@needs_read_counts
 @pytest.mark.parametrize("how", ["by itself", "killed", "ended, not waited for", "alive"])
 def test_bytes_read_by_worker_processes_count_however_they_end(files, how):
-    if "fork" not in multiprocessing.get_all_start_methods():
-        pytest.skip("this platform has no fork")
     context = multiprocessing.get_context("fork")
     pipe, its_pipe = context.Pipe()
     proof = prepare(files, "cold")
@@ -107,8 +109,6 @@ def test_bytes_read_by_worker_processes_count_however_they_end(files, how):
     proof = prove(files, proof)
     pipe.send("go on")
     worker.join()
-    if proof["logical_read_bytes"] is None:
-        pytest.skip("this platform does not count the bytes that a process reads")
     total_bytes = len(files) * FILE_BYTES
     assert 0.98 * total_bytes <= proof["device_read_bytes"] <= 1.2 * total_bytes
 
@@ -124,7 +124,7 @@ def test_files_on_tmpfs_cannot_be_cold_but_warm(shared_memory):
     paths = make_files(shared_memory, count=3)
     with pytest.raises(Skip, match="cold data needs files that can be evicted; tmpfs keeps"):
         prepare(paths, "cold")
-    assert prepare(paths, "warm")["resident_share_before"] in (1.0, None)
+    assert prepare(paths, "warm")["resident_share_before"] == 1.0
 
 
 def test_files_that_do_not_stay_in_memory_skip_warm_with_numbers(files, monkeypatch):
@@ -217,7 +217,7 @@ for below in (lower / "lower.jpg", upper / "upper.jpg"):
 
 def test_on_overlayfs_the_files_below_are_evicted_and_counted(tmp_path):
     if not hasattr(os, "geteuid") or os.geteuid() != 0:
-        pytest.skip("needs root, to mount")
+        pytest.skip("only root can mount")
     can = ["unshare", "--mount", "--propagation", "private"]
     (tmp_path / "script.py").write_text(ON_OVERLAY)
     shown = subprocess.run(
@@ -242,7 +242,7 @@ def residency_as_nobody(paths):
 
 def test_what_the_kernel_hides_from_a_stranger_is_unknown_not_warm():
     if not hasattr(os, "geteuid") or os.geteuid() != 0:
-        pytest.skip("needs root, to become another user")
+        pytest.skip("only root can become another user")
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o755)  # noqa: PTH101
         paths = make_files(Path(folder), count=2)
@@ -264,11 +264,11 @@ def test_without_fadvise_cold_is_skipped_and_warm_still_works(tmp_path, monkeypa
 
 @pytest.mark.parametrize("name", STORAGES)
 def test_every_storage_says_where_the_data_is_and_what_to_call_it(tmp_path, name):
+    if name == "throttled" and (reason := why_no_throttled_disk()):
+        pytest.skip(reason)
     make_files(tmp_path, count=2)
-    try:
-        stored = STORAGES[name](tmp_path)
-    except Skip as reason:
-        pytest.skip(str(reason))
+    write_media("labkit.toml", **dict.fromkeys(("hdd", "ssd", "nvme"), "."))
+    stored = STORAGES[name](tmp_path)
     assert stored.name == name
     if stored.copy is None:
         assert len(list(stored.directory.glob("*.jpg"))) == 2

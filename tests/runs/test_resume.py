@@ -11,11 +11,11 @@ from collections import Counter
 
 import psutil
 import pytest
+from kernel import needs_fork
 from places import memory_mounted
 from small import compare
 
 import labkit as lab
-from labkit.machine import hardware
 from labkit.runs.store import load_run, write_info
 from tests.processes import until
 
@@ -103,7 +103,7 @@ def test_a_full_disk_is_one_clear_sentence_and_costs_no_finished_row(one_block, 
         assert completed.info["calibration"] == one_block.info["calibration"]
 
 
-@pytest.mark.skipif(not hardware.can_fork(), reason="no server to kill without fork")
+@needs_fork
 def test_a_server_killed_before_it_can_answer_costs_no_variant(one_block, tmp_path):
     folder = unfinished(one_block, tmp_path / "run", blocks=2)
     runner = psutil.Popen(

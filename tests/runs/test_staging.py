@@ -13,12 +13,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from kernel import needs_fork, why_no_throttled_disk, why_not_evicted
 from places import assert_same_data, folder_in_memory, make_coco, memory_mounted, tree
 
 from labkit import units
 from labkit.contracts import Skip
 from labkit.machine import shared_memory
-from labkit.machine.hardware import can_fork
 from labkit.machine.media import describe_medium, write_media
 from labkit.machine.page_cache import can_evict
 from labkit.parts.packing.folder import open_folder
@@ -164,7 +164,7 @@ def kill_while_staging(settings, cancel=None):
     assert process.exitcode == -signal.SIGKILL
 
 
-@pytest.mark.skipif(not can_fork(), reason="this platform has no fork")
+@needs_fork
 def test_a_killed_copy_has_only_whole_files_and_goes_on(lab, plain, memory):
     kill_while_staging(settings_for(plain, str(memory)), KilledAfter(2))
     originals = {path.name: path.read_bytes() for path in plain.rglob("*") if path.is_file()}
@@ -239,7 +239,7 @@ def test_memory_holds_a_private_copy_for_as_long_as_it_is_needed(tmpfs, data):
     assert list(copy.parent.glob(f"{copy.name}*")) == []
 
 
-@pytest.mark.skipif(not can_fork(), reason="this platform has no fork")
+@needs_fork
 def test_what_a_killed_run_left_goes_with_the_next_and_nothing_else(tmpfs, data, memory, tmp_path):
     left, thesis = locate_data(tmpfs).copy, memory / "labkit-thesis"
     kill_while_staging(tmpfs)
@@ -252,7 +252,7 @@ def test_what_a_killed_run_left_goes_with_the_next_and_nothing_else(tmpfs, data,
         assert thesis.is_dir()
 
 
-@pytest.mark.skipif(not can_fork(), reason="this platform has no fork")
+@needs_fork
 def test_a_run_waits_while_another_removes_what_a_killed_one_left(tmpfs, data, tmp_path):
     kill_while_staging(tmpfs)
     other = settings_for(shutil.copytree(data, tmp_path / "other"), "tmpfs")
@@ -275,7 +275,7 @@ def test_a_run_waits_while_another_removes_what_a_killed_one_left(tmpfs, data, t
 # --- media ----------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(bool(slow_disk.why_not()), reason="a throttled disk cannot be put up here")
+@pytest.mark.skipif(bool(why_no_throttled_disk()), reason=why_no_throttled_disk())
 def test_two_data_sets_of_a_run_lie_on_one_throttled_disk(lab, data):
     if slow_disk.find() is not None:
         pytest.skip("one is up already")
@@ -301,8 +301,8 @@ def _read_third(settings):
 
 def test_a_tmpfs_of_ones_own_is_used_and_a_disk_of_that_name_is_not_believed(lab, photos, data):
     (lab / "disk").mkdir()
-    if describe_medium(lab).in_memory:
-        pytest.skip("the temporary directory is in memory")
+    if reason := why_not_evicted(lab):
+        pytest.skip(reason)
     write_media("labkit.toml", tmpfs="disk")
     with stage(settings_for(data, "tmpfs")) as facts:
         assert facts["label"] == f"unknown(on {facts['filesystem']}, not in memory)"
@@ -318,8 +318,8 @@ def test_a_tmpfs_of_ones_own_is_used_and_a_disk_of_that_name_is_not_believed(lab
 
 def test_a_copy_on_a_named_disk_stays_and_is_not_made_twice(lab, photos):
     (lab / "disk").mkdir()
-    if describe_medium(lab).in_memory:
-        pytest.skip("the temporary directory is in memory")
+    if reason := why_not_evicted(lab):
+        pytest.skip(reason)
     write_media("labkit.toml", hdd="disk")
     with folder_in_memory() as memory:
         data = shutil.copytree(photos, memory / "my photos")

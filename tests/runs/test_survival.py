@@ -8,13 +8,12 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
-import pytest
+from kernel import needs_fork
 
 from benchmarks.kills import TARGETS, Siege
-from labkit.machine import hardware
 
 
-@pytest.mark.skipif(not hardware.can_fork(), reason="no server to kill without fork")
+@needs_fork
 def test_ten_kills_lose_nothing_and_leave_nothing():
     rng = random.Random(10)
     targets = [*TARGETS, *TARGETS]

@@ -10,15 +10,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from kernel import needs_fork, needs_read_counts, why_not_evicted
 
 from labkit.analysis.validity import cache_violation
 from labkit.contracts import Skip, Trial
-from labkit.machine import hardware
-from labkit.machine.media import describe_medium
 from labkit.parts.devices import CpuDevice, EmulatedDevice
 from labkit.parts.loading import LOADERS, load_with_torch
 from labkit.parts.prefetching import PREFETCHERS
-from labkit.parts.storage.cache_state import KEEPS_FILES
 from labkit.parts.training import STEPS, Step
 from labkit.runs import timing
 from labkit.runs.packs import ensure_pack
@@ -143,7 +141,7 @@ class ReportsCollector:
         return {"sample_id": key[1], "collects": gc.isenabled()}
 
 
-@pytest.mark.skipif(not hardware.can_fork(), reason="no fork here")
+@needs_fork
 def test_loader_workers_collect_garbage_and_the_timed_loop_does_not(photos, monkeypatch):
     in_workers, in_loop = [], []
     how = {"start_method": "fork", "persistent_workers": True}
@@ -184,20 +182,18 @@ def launcher(tmp_path_factory):
         yield launcher
 
 
+@needs_fork  # what spawned workers read of their libraries would count, too
+@needs_read_counts
 @pytest.mark.parametrize(("cache", "persistent"), [("cold", False), ("warm", True)])
 def test_bytes_of_all_loader_workers_prove_the_cache_state(photos, launcher, cache, persistent):
     """Workers of the first epoch have ended by the end, persistent ones are still alive."""
-    if not hardware.can_fork():
-        pytest.skip("what spawned workers read of their libraries counts too")
-    if cache == "cold" and describe_medium(photos).filesystem in ("unknown", *KEEPS_FILES):
-        pytest.skip("the temporary directory is not on a disk whose files can be evicted")
+    if cache == "cold" and (reason := why_not_evicted(photos.parent)):
+        pytest.skip(reason)
     how = {"num_workers": 2, "persistent_workers": persistent, "start_method": "fork"}
     measure(launcher, photos, cache="warm", **how)  # from now on memory holds the libraries
     proof = measure(launcher, photos, cache=cache, **how)["cache_proof"]
     files_bytes = sum(path.stat().st_size for path in photos.rglob("*.jpg"))
     assert proof["file_bytes"] == files_bytes
-    if proof["device_read_bytes"] is None:
-        pytest.skip("this platform does not count the bytes that a process reads")
     assert proof["logical_read_bytes"] >= 2 * files_bytes  # two epochs
     if cache == "cold":
         most_bytes = 1.05 * files_bytes + PROGRAM_BYTES
@@ -217,8 +213,8 @@ def test_bytes_of_all_loader_workers_prove_the_cache_state(photos, launcher, cac
     ],
 )
 def test_before_every_epoch_memory_holds_the_share_that_was_asked(photos, launcher, cached, how):
-    if describe_medium(photos).filesystem in ("unknown", *KEEPS_FILES):
-        pytest.skip("the temporary directory is not on a disk whose files can be evicted")
+    if reason := why_not_evicted(photos.parent):
+        pytest.skip(reason)
     ensure_pack(Settings(**settings(photos, **how)))
     found = measure(launcher, photos, cached=cached, **how)
     trial = Trial(
@@ -226,8 +222,6 @@ def test_before_every_epoch_memory_holds_the_share_that_was_asked(photos, launch
         settings={"cached": cached}, **found,
     )  # fmt: skip
     proof = found["cache_proof"]
-    if proof["measured_by"] == "unknown":
-        pytest.skip("this platform does not say what the page cache holds")
     assert trial.labels["cache"] == f"{cached} % cached"
     assert proof["resident_shares_before"] == pytest.approx([cached / 100] * 2, abs=0.05)
     assert cache_violation(trial) == ""

@@ -1,6 +1,6 @@
 """Rivals: tf.data and DALI do torch's work, in the same order, and end as cleanly; or say why not.
 
-Without the extra most of this is skipped, unless FAIL_WITHOUT_RIVALS=1.
+Without the extra most of this is skipped.
 """
 
 import os
@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from jpegs import encode, exif, photo, with_segment
+from kernel import needs_fork
 from small import completed
 
 from labkit.contracts import Skip, classifier_batch, difference, open_library
-from labkit.machine import hardware
 from labkit.parts.loading import OUTSIDE, OWN_ORDER
 from labkit.pipeline import open_loader
 from labkit.resolve import open_source, resolve
@@ -179,9 +179,8 @@ class TestEnding:
         with pytest.raises(Exception, match=r"(?i)image|decod"):
             list(loader)
 
+    @needs_fork
     def test_forked_trials_load_and_what_they_read_is_counted(self, photos, tmp_path):
-        if not hardware.can_fork():
-            pytest.skip("needs fork")
         read_bytes = 2 * sum(file.stat().st_size for file in photos.rglob("*.jpg"))
         crcs = set()
         with Launcher(tmp_path / "log") as launcher:

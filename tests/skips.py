@@ -1,0 +1,49 @@
+"""Why tests were skipped: always printed; in CI, a reason that is not in the table fails.
+
+CI is where the environment says so, as on every such service. On other platforms than Linux much
+cannot be tested: there no skip fails.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections import Counter
+
+import pytest
+
+IS_CI = bool(os.environ.get("CI")) and sys.platform == "linux"
+# Reason of a skip -> why tests may be skipped for it.
+ALLOWED = {
+    "there is no NVIDIA GPU": "`make gpu` runs these tests where there is one",
+    "there is an NVIDIA GPU": "what is said without one",
+    r"not installed: (tensorflow|nvidia\.dali|torchvision)": "too large for the dev extra",
+    "no CJK font is installed": "fonts are the machine's",
+    "only root ": "CI may run as another user",
+    "(nothing|no disk in a file) can be mounted here: |no overlayfs here: ": (
+        "a container may not be allowed to mount"
+    ),
+    "(setpriv|unshare) cannot do this here": "nor to change its privileges and name spaces",
+    "no control group that limits (cpu|io) can be made here": "nor to make control groups",
+    "the temporary directory is not on a disk": "a container's may be in memory",
+    "no device counts the reads": "btrfs and overlayfs have none",
+}
+
+
+def fails(reason: str) -> bool:
+    """Return whether a skip for this reason makes the session fail."""
+    return IS_CI and not any(re.match(allowed, reason) for allowed in ALLOWED)
+
+
+def reasons(reporter: pytest.TerminalReporter) -> Counter[str]:
+    """Count the skipped tests by reason; a whole file that is skipped counts as one."""
+    where_and_why = [report.longrepr for report in reporter.stats.get("skipped", ())]
+    return Counter(str(why).removeprefix("Skipped: ") for _, _, why in where_and_why)
+
+
+def summarize(reporter: pytest.TerminalReporter) -> None:
+    """Print how many tests were skipped for which reason."""
+    for reason, count in reasons(reporter).most_common():
+        mark = "SKIPPED, which tests/skips.py does not allow" if fails(reason) else "skipped"
+        reporter.write_line(f"{mark}: {count} × {reason}", red=fails(reason))
