@@ -86,7 +86,6 @@ def _run(options: Options) -> int:
                 "leave that out, or start a new run"
             )
         return _show(lab.resume(lab.find_run(options.resume, options.results).folder))
-    _make_photos_unless_named(options)
     # Build all before running any: a typo in the third name must not cost two runs.
     built = {}
     of_documents = (name for name in lab.CATALOG if lab.experiment(name).main_road)
@@ -97,6 +96,8 @@ def _run(options: Options) -> int:
             if options.names:
                 raise
             print(f"{name} is left out: {error}\n", file=sys.stderr)
+    if built:
+        _make_photos_unless_named(options)
     if options.all:
         return _run_all(options, built)
     status = 0 if built else 1
@@ -190,10 +191,10 @@ class _OneBar(Progress):
 
 
 def _roofline(options: Options) -> int:
+    experiment = replace(request(options, options.name), roofline=True).build()
     _make_photos_unless_named(options)
-    asked = replace(request(options, options.name), roofline=True)
     how = {"blocks": options.blocks, "results": options.results}
-    return _show(lab.run(asked.build(), options.mode, **how))
+    return _show(lab.run(experiment, options.mode, **how))
 
 
 def request(options: Options, name: str) -> Request:

@@ -19,8 +19,6 @@ from functools import partial
 from itertools import repeat
 from pathlib import Path
 
-import cv2
-
 from labkit import units
 from labkit.contracts import JPEG_END, JPEG_START
 from labkit.files import bar, write_whole
@@ -33,7 +31,6 @@ from labkit.parts.packing.folder import (
     finish_folder,
 )
 from labkit.parts.packing.manifest import ANNOTATIONS, difference, read_manifest, sha256
-from labkit.photos.scenes import annotate, paint, plan_scene
 
 KIND = "synthetic photographs"
 JPEG_QUALITY = 93
@@ -102,6 +99,10 @@ def make_photos(
 
 def _make_image(root: Path, seed: int, image_id: int, entry: dict | None) -> WrittenImage:
     """Make one image unless it is there; its boxes are drawn again, which takes 1 ms."""
+    import cv2
+
+    from labkit.photos.scenes import annotate, paint, plan_scene  # imports OpenCV, too
+
     scene = plan_scene(seed, image_id)
     path = root / "images" / _name(image_id)
     jpeg = path.read_bytes() if path.is_file() else b""
@@ -173,6 +174,8 @@ def _workers(jobs: int) -> Iterator[Callable]:
 
 def _start_worker() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which shuts us down
+    import cv2
+
     cv2.setNumThreads(0)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
