@@ -96,8 +96,6 @@ def _run(options: Options) -> int:
             if options.names:
                 raise
             print(f"{name} is left out: {error}\n", file=sys.stderr)
-    if built:
-        _make_photos_unless_named(options)
     if options.all:
         return _run_all(options, built)
     status = 0 if built else 1
@@ -111,14 +109,6 @@ def _run(options: Options) -> int:
             print(f"labkit: {name}: {error}\n", file=sys.stderr)  # the others can still be run
             status = 1
     return status
-
-
-def _make_photos_unless_named(options: Options) -> None:
-    """Make the default data where no data is named and none is there."""
-    folder = Path(lab.Settings.data)
-    if not hasattr(options, "data") and not folder.exists():
-        print(f"no --data: making photographs in {folder}", flush=True)
-        lab.make_photos(folder)
 
 
 def _run_all(options: Options, built: Mapping[str, lab.Experiment]) -> int:
@@ -191,10 +181,9 @@ class _OneBar(Progress):
 
 
 def _roofline(options: Options) -> int:
-    experiment = replace(request(options, options.name), roofline=True).build()
-    _make_photos_unless_named(options)
+    asked = replace(request(options, options.name), roofline=True)
     how = {"blocks": options.blocks, "results": options.results}
-    return _show(lab.run(experiment, options.mode, **how))
+    return _show(lab.run(asked.build(), options.mode, **how))
 
 
 def request(options: Options, name: str) -> Request:

@@ -1053,7 +1053,7 @@ ROWS: dict[Callable, dict[str, tuple[Callable, str]]] = {
         "results that cannot be written": (every(locked(here("results"), 0o555), ordinary()),
             "results must be a folder that can be written, got results (Permission denied);"),
         "small shared memory": (every(small_shared_memory, ordinary()),
-            "baseline 'original' must be able to run here, got: /dev/shm must have room for the b"),
+            "baseline 'original' must be able to run here, got: /dev/shm must have room for "),
         "one core, 64 open files, no fadvise, no home, package and image without permission": (
             every(hostile_machine,
                   ordinary("--on-bad-image", "skip", "--num-workers", "0")),

@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 
@@ -11,6 +12,8 @@ import labkit as lab
 from labkit.cli import main
 from labkit.experiments.request import Request
 from labkit.machine import gpu
+from labkit.photos.make import make_photos
+from labkit.runs import runner
 from labkit.settings import field_kinds
 from tests.processes import PATIENCE_S
 
@@ -193,3 +196,11 @@ def test_calibrating_prints_the_rate_and_where_it_is_kept(photos, tmp_path, caps
         assert re.search(rf"simulated GPU of [\d.,]+ images/s at {input_px} px: 2 × .* ± ", said)
     assert f"kept in {tmp_path / 'calibration.json'}" in said
     assert len(json.loads((tmp_path / "calibration.json").read_text())) == 2
+
+
+def test_where_nobody_names_data_photographs_are_made(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    made = partial(make_photos, images=8, progress=False)
+    monkeypatch.setattr(runner, "make_photos", made)
+    assert main(["run", "preprocessing", "--blocks", "1", *SMALL]) == 0
+    assert len(list((tmp_path / "data" / "photos").rglob("*.jpg"))) == 8

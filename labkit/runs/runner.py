@@ -31,6 +31,7 @@ from labkit.analysis.validity import a_over_a, attempt_of, disturbed_blocks, val
 from labkit.contracts import Cancelled, Skip, Trial, utc_now
 from labkit.machine import gpu, hardware
 from labkit.parts.packing.remote import local_folder
+from labkit.photos.make import make_photos
 from labkit.resolve import (
     Resolved,
     complete_here,
@@ -170,10 +171,13 @@ def check(
     groups = experiment.grouped(variants)
     if {experiment.baseline, *groups.get("baselines", {}).values()} <= skipped.keys():
         raise BaselineSkipped(NO_BASELINE.format(experiment.baseline, skipped[experiment.baseline]))
-    local_folder(variants[experiment.baseline].data, cancel=cancel)
-    data = _describe_data(variants[experiment.baseline])
     own_parts()  # refuses those that no other process can be sent
     _check_equal_work(variants)
+    folder = variants[experiment.baseline].data
+    if folder == Settings.data and not Path(folder).exists():  # nobody named any
+        make_photos(folder)
+    local_folder(folder, cancel=cancel)
+    data = _describe_data(variants[experiment.baseline])
     _check_together(parts, data["images"])
     names = pick(KINDS, experiment.kind, "kind").settings
     return {
