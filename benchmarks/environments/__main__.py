@@ -30,17 +30,8 @@ from labkit.parts.storage import slow_disk
 
 PHOTOS = 160
 DIAGNOSE_S = 12
-COLUMNS = (
-    "doctor",
-    "prefetching",
-    "storage",
-    "watch",
-    "diagnose",
-    "cold",
-    "warm",
-    "cold, mapped",
-    "left",
-)
+CACHE = ("cold", "warm", "cold, mapped")
+COLUMNS = ("doctor", "prefetching", "storage", "watch", "diagnose", *CACHE, "left")
 SHORT = 24  # letters of a cell in the table; the rest is printed below it
 IN_CI = ("overlay-lower", "overlay-upper", "shm-64mb", "user")
 NOT_IN_CI = ("storage", "diagnose")
