@@ -145,8 +145,7 @@ def wait_for_none(look: Callable[[], Iterable[str]]) -> list[str]:
 
 def files_left(place: Place) -> list[str]:
     """List temporary files of the lab."""
-    folders = (Path("/var/tmp"), Path(place.environ["TMPDIR"]))
-    found = [path for folder in folders for path in folder.iterdir()]
-    found += Path("/dev/shm").glob("labkit*")
+    folders = ("/var/tmp", "/dev/shm", place.environ["TMPDIR"])
+    found = [path for folder in folders for path in Path(folder).iterdir()]
     # torch makes a folder for its compiler as soon as it is imported in full.
     return [str(path) for path in found if not path.name.startswith("torchinductor_")]
