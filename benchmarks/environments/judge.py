@@ -81,8 +81,10 @@ def judge_rows(place: Place, experiment: str) -> str:
     if not place.is_remote and any(proof["device_read_bytes"] == 0 for proof in cold):
         parts.append("FAILED: cold claimed, and nothing came from the disk")
     for word in ("FAILED", "skipped"):
-        for reason in dict.fromkeys(info[word.lower()].values()):
-            labels = [label for label, why in info[word.lower()].items() if why == reason]
+        # Reasons are not shared with others, and so stand apart.
+        reasons = info[word.lower()] | info.get("local", {}).get(word.lower(), {})
+        for reason in dict.fromkeys(reasons.values()):
+            labels = [label for label, why in reasons.items() if why == reason]
             parts.append(f"{word}: {', '.join(labels)} ({reason})")
     return "; ".join(parts)
 
