@@ -26,14 +26,15 @@ from benchmarks import frame
 from benchmarks.environments import judge
 from benchmarks.environments.places import CHECKOUT, ENVIRONMENTS, Done, Needs, Place, run_tool
 from data_scripts.make_photos import make_photos
+from labkit.parts.storage import slow_disk
 
 PHOTOS = 160
 DIAGNOSE_S = 12
-COLUMNS = ("doctor", "prefetching", "storage", "watch", "diagnose", "cold", "warm", "left")
+CACHE = ("cold", "warm", "cold, mapped")
+COLUMNS = ("doctor", "prefetching", "storage", "watch", "diagnose", *CACHE, "left")
 SHORT = 24  # letters of a cell in the table; the rest is printed below it
 IN_CI = ("overlay-lower", "overlay-upper", "shm-64mb", "user")
 NOT_IN_CI = ("storage", "diagnose")
-ENDS_WITHIN_S = 5.0
 CELLS = "cells.jsonl"
 MARK = "LABKIT_ENVIRONMENTS"  # in the environment of every process of ours
 
@@ -64,37 +65,43 @@ def inside(name: str, folder: Path, photos: Path, *, ci: bool) -> Iterator[tuple
             yield "doctor", str(reason)
             return
         place.environ[MARK] = os.environ[MARK]
-        before = judge.things_there()
-        for state in ("cold", "warm"):
-            yield state, judge.judge_cache(place, state)
+        mounts, loops = judge.mounts(), judge.loop_devices()
+        for column in CACHE:
+            state, _, is_mapped = column.partition(", ")
+            yield column, judge.judge_cache(place, state, mapped=PHOTOS // 4 if is_mapped else 0)
         done: dict[str, Done] = {}
         for column, words in commands(place, calibrates=environment.calibrates, ci=ci).items():
             done[column] = place.labkit(*words)
             can_end = column in environment.may_end
             cell = judge.judge_end(column, done[column], may_end=can_end)
             yield column, "; ".join(filter(None, (cell, judge.judge_rows(place, column))))
-        left = [*judge.left_since(before), *judge.files_left(place), *processes_left()]
-        wrong = [environment.check(place, done), ", ".join(left)]
+
+        def left() -> Iterator[str]:
+            yield from judge.mounts() - mounts
+            yield from (
+                x for x, is_ours in judge.loop_devices().items() if is_ours and x not in loops
+            )
+            yield from judge.files_left(place)
+            yield from processes_left()
+            yield from (str(slow_disk.cgroup_folder()),) * slow_disk.cgroup_folder().exists()
+
+        wrong = [environment.check(place, done), ", ".join(judge.wait_for_none(left))]
         if any(wrong):
             yield "left", f"FAILED: {'; '.join(filter(None, wrong))}"
 
 
 def processes_left() -> list[str]:
     """List processes of ours that should have ended."""
-    ended_by_s, own = time.monotonic() + ENDS_WITHIN_S, "benchmarks.environments"
-    while True:
-        ours = [(p.pid, " ".join(p.cmdline())) for p in frame.marked(MARK, os.environ[MARK])]
-        left = [f"process {pid} ({words[:100]})" for pid, words in ours if own not in words]
-        if not left or time.monotonic() > ended_by_s:
-            return left
-        time.sleep(judge.LOOK_EVERY_S)
+    ours = [(p.pid, " ".join(p.cmdline())) for p in frame.marked(MARK, os.environ[MARK])]
+    own = "benchmarks.environments"
+    return [f"process {pid} ({words[:100]})" for pid, words in ours if own not in words]
 
 
 def outside(name: str, scratch: Path, photos: Path, *, ci: bool) -> dict[str, str]:
     """Run `inside` in a mount namespace, and see that nothing stays."""
     folder = scratch / name
     folder.mkdir()
-    before, mark = judge.things_there(), secrets.token_hex(8)
+    mounts, loops, mark = judge.mounts(), judge.loop_devices(), secrets.token_hex(8)
     words = [sys.executable, "-m", "benchmarks.environments", name, "--inside", str(folder)]
     words += ["--photos", str(photos), *(["--ci"] if ci else [])]
     words = ["unshare", "--mount", "--propagation", "private", *words]
@@ -109,8 +116,15 @@ def outside(name: str, scratch: Path, photos: Path, *, ci: bool) -> dict[str, st
         cells = dict(map(json.loads, (folder / CELLS).read_text().splitlines()))
     if process.returncode:
         cells["left"] = f"FAILED: the environment ended with status {process.returncode}"
-    if left := judge.left_since(before):
-        cells["left"] = f"FAILED: {', '.join(left)}"
+
+    def left() -> Iterator[str]:
+        yield from (line for line in judge.mounts() - mounts if str(scratch) in line)
+        yield from (x for x, is_seen in judge.loop_devices().items() if not (is_seen or x in loops))
+        groups = Path("/sys/fs/cgroup").rglob(f"labkit-environment-{process.pid}")
+        yield from map(str, groups)
+
+    if stays := judge.wait_for_none(left):
+        cells["left"] = f"FAILED: {', '.join(stays)}"
     shutil.rmtree(folder)
     return cells
 

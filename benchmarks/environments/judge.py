@@ -7,10 +7,16 @@ import json
 import re
 import subprocess
 import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from benchmarks.environments.places import Done, Place
-from benchmarks.environments.residency import COLD_MAX_SHARE, WARM_MIN_SHARE, resident_share
+from benchmarks.environments.residency import (
+    COLD_MAX_SHARE,
+    WARM_MIN_SHARE,
+    held_in_memory,
+    resident_share,
+)
 
 # What each command must print.
 SAYS = {
@@ -20,7 +26,8 @@ SAYS = {
     "watch": r"waiting for data [\d.]+ %",
     "diagnose": r"^The step alone",
 }
-GONE_WITHIN_S = 30.0  # other programs' loop devices and control groups come and go
+TOLD_WITHIN = 0.1  # of the files' pages: some may be read or reclaimed while a command ends
+GONE_WITHIN_S = 5.0
 LOOK_EVERY_S = 0.5
 
 
@@ -74,59 +81,73 @@ def judge_rows(place: Place, experiment: str) -> str:
     if not place.is_remote and any(proof["device_read_bytes"] == 0 for proof in cold):
         parts.append("FAILED: cold claimed, and nothing came from the disk")
     for word in ("FAILED", "skipped"):
-        for reason in dict.fromkeys(info[word.lower()].values()):
-            labels = [label for label, why in info[word.lower()].items() if why == reason]
+        # Reasons are not shared with others, and so stand apart.
+        reasons = info[word.lower()] | info.get("local", {}).get(word.lower(), {})
+        for reason in dict.fromkeys(reasons.values()):
+            labels = [label for label, why in reasons.items() if why == reason]
             parts.append(f"{word}: {', '.join(labels)} ({reason})")
     return "; ".join(parts)
 
 
-def judge_cache(place: Place, state: str) -> str:
-    """Have the lab make the photographs cold or warm, and count for ourselves."""
+def judge_cache(place: Place, state: str, *, mapped: int = 0) -> str:
+    """Have the lab make the photographs cold or warm, and count for ourselves.
+
+    Args:
+        place: where the lab runs.
+        state: "cold" or "warm".
+        mapped: how many of the photographs to map meanwhile, so that they cannot be evicted.
+    """
+    paths = sorted((place.work / "photos").rglob("*.jpg"))
     words = ("-m", "benchmarks.environments.residency", "photos", state)
-    done = place.run(*words, timeout_s=120.0)
+    with held_in_memory(paths[:mapped]):
+        done = place.run(*words, timeout_s=120.0)
+        share = resident_share(paths)
     try:
         claim = json.loads(done.out)
     except ValueError:
         return f"FAILED: {last_line(done)}"
-    share = resident_share(sorted((place.work / "photos").rglob("*.jpg")))
     counted = f"{share:.1%} in memory"
     if "skip" in claim:
-        return f"refused ({claim['skip']}); {counted}"
+        told = re.search(r"([\d.]+) % of the files' pages are in memory", claim["skip"])
+        is_false = told is not None and abs(float(told[1]) / 100 - share) > TOLD_WITHIN
+        return f"{'FAILED: ' * is_false}refused: {counted} ({claim['skip']})"
     if claim["share"] is None:
-        return f"not claimed; {counted}"
+        return f"not claimed: {counted}"
     is_true = share <= COLD_MAX_SHARE if state == "cold" else share >= WARM_MIN_SHARE
-    said = f"{claim['share']:.1%} by {claim['by']}, {counted}"
-    return f"true ({said})" if is_true else f"FAILED: claimed {said}"
+    said = f"{counted}, {claim['share']:.1%} by {claim['by']}"
+    return f"true: {said}" if is_true else f"FAILED: claimed, but {said}"
 
 
-def things_there() -> set[str]:
-    """List mounts, loop devices and control groups as this process sees them."""
-    mounts = [line.split()[:3] for line in Path("/proc/self/mounts").read_text().splitlines()]
-    loops = subprocess.run(
-        ["losetup", "--list", "--noheadings", "--output", "NAME,BACK-FILE"],
-        capture_output=True,
-        text=True,
-    ).stdout.splitlines()
-    groups = Path("/sys/fs/cgroup").rglob("labkit*")
-    return {
-        *(f"mount {' '.join(words)}" for words in mounts),
-        *(f"loop device {' '.join(line.split())}" for line in loops),
-        *(f"control group {path}" for path in groups if path.is_dir()),
-    }
+# --- what is left -------------------------------------------------------------------------------
 
 
-def left_since(before: set[str]) -> list[str]:
-    """List what has been there since, after a while for what is just being removed."""
+def mounts() -> set[str]:
+    """List what is mounted for this process."""
+    return set(Path("/proc/self/mounts").read_text().splitlines())
+
+
+def loop_devices() -> dict[str, bool]:
+    """List loop devices: name and file -> whether this process sees that file.
+
+    A file that nobody sees any more was in an environment that has ended; one that is seen outside
+    is another program's.
+    """
+    words = ["losetup", "--list", "--noheadings", "--raw", "--output", "NAME,BACK-FILE"]
+    lines = subprocess.run(words, capture_output=True, text=True).stdout.splitlines()
+    return {line: Path(line.partition(" ")[2]).exists() for line in lines}
+
+
+def wait_for_none(look: Callable[[], Iterable[str]]) -> list[str]:
+    """Look for what should be gone, or be gone soon; return what stays."""
     deadline_s = time.monotonic() + GONE_WITHIN_S
-    while (left := things_there() - before) and time.monotonic() < deadline_s:
+    while (left := sorted(look())) and time.monotonic() < deadline_s:
         time.sleep(LOOK_EVERY_S)
-    return sorted(left)
+    return left
 
 
 def files_left(place: Place) -> list[str]:
     """List temporary files of the lab."""
-    folders = (Path("/var/tmp"), Path(place.environ["TMPDIR"]))
-    found = [path for folder in folders for path in folder.iterdir()]
-    found += Path("/dev/shm").glob("labkit*")
+    folders = ("/var/tmp", "/dev/shm", place.environ["TMPDIR"])
+    found = [path for folder in folders for path in Path(folder).iterdir()]
     # torch makes a folder for its compiler as soon as it is imported in full.
     return [str(path) for path in found if not path.name.startswith("torchinductor_")]

@@ -182,8 +182,9 @@ def furnish(stack: ExitStack, top: Path, photos: Path | None, *, user: int = 0) 
     stack.callback(subprocess.run, [sys.executable, "-c", take_down], cwd=CHECKOUT, check=False)
     if photos is not None:
         copy_photos(photos, work / "photos")
-    # The lab's throttled disk lies there, whatever TMPDIR says.
+    # The lab's throttled disk and its copies in memory lie there, whatever TMPDIR says.
     mount("--bind", top / "var-tmp", "/var/tmp")
+    make_tmpfs(Path("/dev/shm"), "mode=1777")
     environ = {
         "PATH": os.environ["PATH"],
         "LANG": "C.UTF-8",
@@ -335,8 +336,9 @@ def on_disk(stack: ExitStack, folder: Path, photos: Path, **how: int) -> Place:
 
 def with_little_shared_memory(stack: ExitStack, folder: Path, photos: Path) -> Place:
     """Give /dev/shm what Docker gives it."""
-    make_tmpfs(Path("/dev/shm"), f"size={SHARED_MEMORY_BYTES}")
-    return on_disk(stack, folder, photos)
+    place = on_disk(stack, folder, photos)
+    make_tmpfs(Path("/dev/shm"), f"size={SHARED_MEMORY_BYTES}", "mode=1777")
+    return place
 
 
 def without_sys_admin(stack: ExitStack, folder: Path, photos: Path) -> Place:

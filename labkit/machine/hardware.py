@@ -77,6 +77,30 @@ def memory_bytes() -> int:
     return min(limits)
 
 
+def free_memory_bytes() -> int:
+    """Return the bytes of memory this process may still take; page cache gives way, so it counts.
+
+    Files in a tmpfs count as memory of the control group that writes them.
+    """
+    import psutil
+
+    free = [psutil.virtual_memory().available]
+    for folder in procfs.cgroup_folders("memory"):
+        # Versions 2 and 1; version 1 counts the groups below in names of their own.
+        for limit, usage, prefix in (
+            ("memory.max", "memory.current", ""),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
+        ):
+            most, used = procfs.number(folder / limit), procfs.number(folder / usage)
+            if most is not None and used is not None:
+                counted = procfs.counters(folder / "memory.stat")
+                files = sum(
+                    counted.get(f"{prefix}{name}_file", 0) for name in ("active", "inactive")
+                )
+                free.append(max(most - used + files, 0))
+    return min(free)
+
+
 def can_fork() -> bool:
     """Whether trials and loader workers can start by fork, as on Linux."""
     # macOS has fork, but its own libraries crash in forked processes.

@@ -30,7 +30,7 @@ from pathlib import Path
 from labkit import units
 from labkit.contracts import Skip
 from labkit.files import write_whole
-from labkit.machine import page_cache, procfs
+from labkit.machine import hardware, page_cache, procfs
 from labkit.machine.page_cache import can_evict
 
 FILE_NAME = "labkit.toml"
@@ -173,13 +173,11 @@ def check_room(folder: Path, needed_bytes: float, what: str) -> None:
     Raises:
         Skip: it does not fit; the text says so with numbers.
     """
-    import psutil
-
     needed_bytes *= 1 + SPARE_SHARE
     free_bytes, kind = shutil.disk_usage(folder).free, ""
     if describe_medium(folder).in_memory:
         # It may be larger than the memory that other programs leave.
-        free_bytes, kind = min(free_bytes, psutil.virtual_memory().available), "of memory "
+        free_bytes, kind = min(free_bytes, hardware.free_memory_bytes()), "of memory "
     if needed_bytes > free_bytes:
         raise Skip(
             f"{folder} must have {units.count_bytes(needed_bytes)} {kind}free for {what}, "

@@ -388,7 +388,8 @@ def device_of(
 
     Raises:
         ValueError: calibration.json is broken.
-        RuntimeError: another process calibrates, or another run is in progress in this one.
+        RuntimeError: another process calibrates, another run is in progress in this one, or the
+            data cannot be brought into memory here.
         Cancelled: `cancel` was set.
     """
     path, machine_id = Path(results) / FILE, hardware.provenance()["machine_id"]
@@ -428,6 +429,11 @@ def device_of(
             others = [asdict(each) for each in read_devices(path.parent) if _key(each) != key]
             with explain_unwritable(path.parent):
                 write_whole(path, json.dumps([*others, asdict(device)], indent=1) + "\n")
+    except Skip as reason:
+        raise RuntimeError(
+            f"the simulated GPU cannot be calibrated here: {reason}; or set its speed, such as "
+            "--device-speed 200"
+        ) from reason
     except Timeout:
         raise RuntimeError(
             f"another process calibrates the simulated GPU in {results}; wait until it is done, "

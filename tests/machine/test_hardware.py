@@ -53,6 +53,32 @@ def test_cores_follow_a_containers_quota():
             group.rmdir()
 
 
+LIMITED = {
+    "version 1": {
+        "memory.limit_in_bytes": "1000000",
+        "memory.usage_in_bytes": "700000",
+        "memory.stat": "active_file 1\ntotal_active_file 100000\ntotal_inactive_file 50000\n",
+    },
+    "version 2": {
+        "memory.max": "1000000",
+        "memory.current": "700000",
+        "memory.stat": "anon 1\nactive_file 100000\ninactive_file 50000\nshmem 400000\n",
+    },
+}
+
+
+@pytest.mark.parametrize("version", LIMITED)
+def test_free_memory_is_what_a_control_group_leaves(version, tmp_path, monkeypatch):
+    """The page cache gives way; files in a tmpfs do not."""
+    for name, text in LIMITED[version].items():
+        (tmp_path / "inner").mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    folders = [tmp_path / "inner", tmp_path]
+    monkeypatch.setattr(procfs, "cgroup_folders", lambda controller: folders)
+    assert hardware.free_memory_bytes() == 450_000
+    assert hardware.memory_bytes() == 1_000_000
+
+
 @pytest.fixture(scope="module")
 def provenance():
     return hardware.provenance()

@@ -13,6 +13,7 @@ from small import compare
 
 import labkit as lab
 from labkit import units
+from labkit.contracts import Skip
 from labkit.machine import hardware
 from labkit.parts.devices import EmulatedDevice
 from labkit.parts.prefetching import PREFETCHERS
@@ -92,6 +93,21 @@ def test_the_device_trains_twice_as_fast_as_the_reference_loads(calibrated):
     (kept,) = json.loads((results / FILE).read_text())
     assert kept["device_images_per_s"] == device.device_images_per_s
     assert units.rate(device.device_images_per_s) in str(device)
+
+
+def test_data_that_cannot_be_in_memory_end_it_with_a_sentence(
+    photos, tmp_path, monkeypatch, beside_others
+):
+    monkeypatch.setattr(calibration, "_reference_rates", beside_others)
+
+    def ask(job, **arguments):
+        if job == "find_bad_images":
+            return [], ""
+        raise Skip("warm data must have at least 98.0 % in memory")
+
+    reason = "cannot be calibrated here: warm data must have .*; or set its speed, such as --device"
+    with pytest.raises(RuntimeError, match=reason):
+        device_of(Settings(data=str(photos), input_px=64), tmp_path, ask=ask, progress=False)
 
 
 @pytest.mark.parametrize(
