@@ -14,6 +14,7 @@ import json
 import os
 import secrets
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -24,7 +25,16 @@ from pathlib import Path
 
 from benchmarks import frame
 from benchmarks.environments import judge
-from benchmarks.environments.places import CHECKOUT, ENVIRONMENTS, Done, Needs, Place, run_tool
+from benchmarks.environments.places import (
+    CHECKOUT,
+    ENVIRONMENTS,
+    GROUP,
+    Done,
+    Needs,
+    Place,
+    remove_group,
+    run_tool,
+)
 from data_scripts.make_photos import make_photos
 from labkit.parts.storage import slow_disk
 
@@ -108,9 +118,18 @@ def outside(name: str, scratch: Path, photos: Path, *, ci: bool) -> dict[str, st
     with subprocess.Popen(words, env={**os.environ, MARK: mark}) as process:
         try:
             process.wait()
+        except KeyboardInterrupt:
+            process.terminate()  # it cleans up
+            process.wait()
+            raise
         finally:
-            for left in frame.marked(MARK, mark):
-                left.kill()
+            for each in frame.marked(MARK, mark):
+                each.kill()
+            # Of an environment that was killed itself.
+            groups = list(Path("/sys/fs/cgroup").rglob(GROUP.format(process.pid)))
+            for group in groups:
+                for path in (group / "inner", group):
+                    remove_group(path)
     cells = {}
     if (folder / CELLS).exists():
         cells = dict(map(json.loads, (folder / CELLS).read_text().splitlines()))
@@ -120,21 +139,21 @@ def outside(name: str, scratch: Path, photos: Path, *, ci: bool) -> dict[str, st
     def left() -> Iterator[str]:
         yield from (line for line in judge.mounts() - mounts if str(scratch) in line)
         yield from (x for x, is_seen in judge.loop_devices().items() if not (is_seen or x in loops))
-        groups = Path("/sys/fs/cgroup").rglob(f"labkit-environment-{process.pid}")
-        yield from map(str, groups)
 
-    if stays := judge.wait_for_none(left):
+    if stays := [*map(str, groups), *judge.wait_for_none(left)]:
         cells["left"] = f"FAILED: {', '.join(stays)}"
     shutil.rmtree(folder)
     return cells
 
 
-def why_not() -> str:
+def why_not(scratch: Path) -> str:
     """Return what this machine lacks for all environments; empty if nothing."""
     if sys.platform != "linux":
         return "needs Linux"
     if os.geteuid() != 0:
         return "needs root"
+    if scratch.resolve().is_relative_to("/var/tmp"):
+        return f"needs a --scratch outside /var/tmp, got {scratch}"
     try:
         run_tool("unshare", "--mount", "--propagation", "private", "true")
     except Needs as reason:
@@ -153,6 +172,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = made.parse_args(arguments)
     if unknown := [name for name in options.names if name not in ENVIRONMENTS]:
         made.error(f"NAME must be one of {', '.join(ENVIRONMENTS)}, got {', '.join(unknown)}")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # clean up as after Ctrl-C
     if options.inside:
         with (options.inside / CELLS).open("w", buffering=1) as file:  # line by line
             for cell in inside(options.names[0], options.inside, options.photos, ci=options.ci):
@@ -161,10 +181,11 @@ def main(arguments: list[str] | None = None) -> int:
     names = options.names or (IN_CI if options.ci else tuple(ENVIRONMENTS))
     report = frame.Report("The lab in other environments", options)
     os.environ["PYTHONPATH"] = os.pathsep.join([str(CHECKOUT), os.environ.get("PYTHONPATH", "")])
-    reason, rows, begun_s = why_not(), {}, time.monotonic()
+    rows, begun_s = {}, time.monotonic()
     with tempfile.TemporaryDirectory(prefix="labkit-environments-", dir=options.scratch) as folder:
         scratch = Path(folder)
         scratch.chmod(0o755)
+        reason = why_not(scratch)
         if not reason:
             make_photos(scratch / "photos", PHOTOS, progress=False)
         for name in names:

@@ -24,11 +24,12 @@ from functools import partial
 from pathlib import Path
 
 CHECKOUT = Path(__file__).parents[2]
-OUTSIDE_S = 0.05  # between two looks at what a command has done
+LOOK_EVERY_S = 0.05  # between two looks at what a command has done
 NOBODY, UNNAMED = 65534, 54321  # user ids: Debian's nobody, and one without an entry in passwd
 SHARED_MEMORY_BYTES = 64 << 20  # what Docker gives a container
-# The lab takes about 800 MB beside the page cache, in two workers' processes as well.
+# The lab's processes take up to 800 MB, without page cache; 60 copies of the photographs 1.2 GB.
 MEMORY_LIMIT_BYTES, COPIES = 1000 << 20, 60
+GROUP = "labkit-environment-{}"  # of the process that makes it
 
 
 class Needs(Exception):  # noqa: N818 - no error: the row says what is missing
@@ -69,6 +70,10 @@ class Place:
                 os.killpg(process.pid, 9)
             out, errors = process.communicate()
             errors += f"\nit did not end within {timeout_s:.0f} s"
+        except BaseException:  # cancelled
+            os.killpg(process.pid, 9)
+            process.wait()
+            raise
         return Done(process.returncode, out, errors, time.monotonic() - started_s)
 
     def labkit(self, *words: str, timeout_s: float = 300.0) -> Done:
@@ -244,7 +249,7 @@ def make_group(stack: ExitStack, controller: str, limits: dict[str, str]) -> Pat
             break
     else:
         raise Needs(f"needs the control groups of {controller}")
-    outer = above / f"labkit-environment-{os.getpid()}"
+    outer = above / GROUP.format(os.getpid())
     for group in (outer, outer / "inner"):
         try:
             group.mkdir()
@@ -265,7 +270,7 @@ def remove_group(group: Path) -> None:
         with contextlib.suppress(OSError):
             group.rmdir()
             return
-        time.sleep(OUTSIDE_S)
+        time.sleep(LOOK_EVERY_S)
     group.rmdir()
 
 
@@ -321,7 +326,7 @@ def on_network(stack: ExitStack, folder: Path, photos: Path) -> Place:
     while not point.is_mount():
         if serving.poll() is not None or time.monotonic() > deadline_s:
             raise Needs("needs FUSE: it could not be mounted")
-        time.sleep(OUTSIDE_S)
+        time.sleep(LOOK_EVERY_S)
     shutil.copy(Path(__file__).with_name("train.py"), point)
     place.work, place.results, place.is_remote = point, point / "results", True
     return place
@@ -408,7 +413,7 @@ def with_full_disk(stack: ExitStack, folder: Path, photos: Path) -> Place:
     ended = threading.Event()
 
     def fill() -> None:
-        while not ended.wait(OUTSIDE_S):
+        while not ended.wait(LOOK_EVERY_S):
             if any(path.stat().st_size for path in place.results.glob("*/*/trials.jsonl")):
                 with contextlib.suppress(OSError), (place.results / "ballast").open("wb") as file:
                     while True:
