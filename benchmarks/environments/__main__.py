@@ -54,7 +54,7 @@ def commands(place: Place, *, calibrates: bool, ci: bool) -> dict[str, list[str]
     results = ["--data", "photos", "--results", str(place.results), "--blocks", "1"]
     if ci or not calibrates:  # which takes a minute
         results += ["--device-speed", "100"]
-    few = ["--variant", "original", "--variant", "both"] if ci else []
+    few = ["--variant", "original", "--variant", "both", "--input-px", "128"] if ci else []
     every = {
         "doctor": ["doctor", "--data", "photos"],
         "prefetching": ["run", "prefetching", "--mode", "quick", *results, *few],
