@@ -185,7 +185,7 @@ def empty(working_directory):
 @pytest.fixture(scope="session")
 def photos(tmp_path_factory):
     """24 synthetic photographs, made once."""
-    from data_scripts.make_photos import make_photos
+    from labkit.photos.make import make_photos
 
     folder = tmp_path_factory.mktemp("data") / "photos"
     make_photos(folder, 24, seed=1, progress=False)

@@ -11,6 +11,8 @@ from packaging.markers import default_environment
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from labkit.install import LAB
+
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
@@ -41,6 +43,13 @@ def test_every_dependency_has_one_pin_inside_its_range(wanted, python):
     ((pin,),) = ((*pin.specifier,) for pin in pins)
     assert pin.operator == "=="
     assert wanted.specifier.contains(pin.version)
+
+
+def test_what_the_lab_imports_is_what_its_extra_installs():
+    modules = {"opencv-python": "cv2", "pillow": "PIL"}
+    names = [Requirement(line).name for line in EXTRAS["lab"]]
+    # JupyterLab is started, not imported.
+    assert set(LAB) == {modules.get(name, name) for name in names} - {"jupyterlab"}
 
 
 def test_conda_names_the_labs_packages_and_a_supported_python():

@@ -35,8 +35,8 @@ from benchmarks.environments.places import (
     remove_group,
     run_tool,
 )
-from data_scripts.make_photos import make_photos
 from labkit.parts.storage import slow_disk
+from labkit.photos.make import make_photos
 
 PHOTOS = 160
 DIAGNOSE_S = 12

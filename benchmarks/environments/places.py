@@ -454,7 +454,9 @@ def check_one_core(place: Place, done: dict[str, Done]) -> str:
 
 
 def check_shared_memory(place: Place, done: dict[str, Done]) -> str:
-    """Check that what the runs advise helps."""
+    """Check that what the runs advise helps, where batches did not fit."""
+    if not done["prefetching"].status:
+        return ""
     advice = re.search(r"use num_workers (\d+) or", done["prefetching"].errors)
     if advice is None:
         return f"no number of workers is advised: {done['prefetching'].errors[-300:]}"

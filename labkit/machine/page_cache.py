@@ -81,7 +81,7 @@ def fetched_bytes(path: Path) -> int:
     """Evict a file, read its first page, and return what the kernel says this process fetched.
 
     Returns:
-        Bytes from a device; 0 where the kernel does not count them, as with a network's files.
+        Bytes from a device or a server; 0 where the kernel does not count them, as with FUSE.
 
     Raises:
         OSError: the file cannot be read.
@@ -200,13 +200,18 @@ def _count_by_mincore(file: FileIO, start: int, stop: int) -> int:
         raise _CannotCount
     length = stop - start
     pages = ctypes.create_string_buffer(-(-length // mmap.PAGESIZE))
-    with mmap.mmap(file.fileno(), length, access=mmap.ACCESS_READ, offset=start) as mapped:
+    try:
+        mapped = mmap.mmap(file.fileno(), length, access=mmap.ACCESS_READ, offset=start)
+    except OSError as error:  # some network filesystems let no file be mapped
+        raise _CannotCount from error
+    with mapped:
         array = np.frombuffer(mapped, np.uint8)
         failed = _libc().mincore(array.ctypes.data, length, pages)
         del array  # or the map could not be closed
     if failed:
         raise _CannotCount
-    return sum(page & 1 for page in pages.raw)  # the other bits are undefined
+    flags = np.frombuffer(pages.raw, np.uint8)
+    return int(np.count_nonzero(flags & 1))  # the other bits are undefined
 
 
 def _mincore_tells_the_truth(file: FileIO) -> bool:

@@ -58,7 +58,7 @@ def decode_opencv(jpeg: bytes) -> np.ndarray:
         ValueError: not a whole JPEG, or not one that the library reads.
         Skip: the library is missing or broken.
     """
-    cv2 = open_library("cv2", "opencv-python")
+    cv2 = open_library("cv2", "opencv-python-headless")
     flags = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION
     image_rgb = cv2.imdecode(np.frombuffer(jpeg, np.uint8), flags)
     if image_rgb is None:
@@ -159,7 +159,7 @@ def why_not(names: Iterable[str] | None = None) -> dict[str, str]:
     Args:
         names: of decoders; unset: all.
     """
-    cv2, reasons = open_library("cv2", "opencv-python"), {}
+    cv2, reasons = open_library("cv2", "opencv-python-headless"), {}
     jpeg = cv2.imencode(".jpg", np.zeros((8, 8, 3), np.uint8))[1].tobytes()
     for name in DECODERS if names is None else names:
         try:

@@ -133,7 +133,7 @@ def _make_cold(source: Source, settings: Settings) -> bool:
     if settings.cache != "cold":
         return False
     try:
-        return source.prepare_cache("cold")["wanted"] == "cold"
+        return source.prepare_cache("cold")["resident_share_before"] is not None
     except (Skip, OSError):
         return False
 

@@ -148,7 +148,7 @@ def test_four_threads_decode_what_one_does(decode):
 @pytest.mark.parametrize(
     ("decoder", "module", "package"),
     [
-        ("opencv", "cv2", "opencv-python"),
+        ("opencv", "cv2", "opencv-python-headless"),
         ("pillow", "PIL.Image", "pillow"),
         ("simplejpeg_scaled", "simplejpeg", "simplejpeg"),
         ("kornia_rs", "kornia_rs", "kornia-rs"),

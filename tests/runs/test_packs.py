@@ -157,7 +157,7 @@ def test_every_engine_makes_the_pack_that_one_process_makes(engine, data, tmp_pa
 
 def test_without_pyspark_or_java_spark_says_what_to_install(data, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "pyspark", None)
-    message = r"^spark must have pyspark and Java 17 or newer, got .*install 'torch-labkit\[spark\]'"
+    message = r"^spark must have pyspark and Java 17 or newer, got .*'torch-labkit\[spark\]'"
     with pytest.raises(Skip, match=message):
         make(wanted(data), engine="spark")
 

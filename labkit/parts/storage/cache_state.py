@@ -31,6 +31,7 @@ from labkit.machine.usage import lowest_first
 from labkit.settings import pick
 
 TRIES = 3
+SAMPLES = 3  # files of a filesystem; another program may have one mapped
 RETRY_PAUSE_S = 0.1  # pages under write-back or read-ahead are free again after milliseconds
 COLD_MAX_SHARE = 0.02
 WARM_MIN_SHARE = 0.98
@@ -77,24 +78,21 @@ def prepare(
     else:
         watched = list(paths)
         produce, method, is_reached = pick(STATES, cache, "cache")
-    # Looked at only where the files are evicted anyway.
-    are_fetches_counted = "fadvise" not in method or _are_fetches_counted(watched)
+    evicts = "fadvise" in method
+    are_fetches_counted = not evicts  # looked at only where the files are evicted anyway
     for attempt in range(TRIES):
         if attempt:
-            if "fadvise" in method:
+            if evicts:
                 # A file below an overlay is not written by its own sync, and dirty pages stay.
                 os.sync()
             time.sleep(RETRY_PAUSE_S)
+        are_fetches_counted = are_fetches_counted or _are_fetches_counted(watched)
         produce(watched)
         share, measured_by = page_cache.residency(watched)
         if share is None and cache == "cold" and are_fetches_counted:
             measured_by = "fetched bytes"
-        elif share is None and "fadvise" in method and watched:
-            places = ", ".join(sorted(_filesystems(watched)))
-            raise Skip(
-                f"cache {cache} must be verified, but on {places} neither the page cache nor the "
-                f"bytes that come from a disk can be looked at; {USE_WARM}"
-            )
+        elif share is None and evicts and watched:
+            continue
         if share is None or is_reached(share):
             return {
                 "wanted": cache,
@@ -104,6 +102,12 @@ def prepare(
                 "read_before": _read_bytes(),
                 "are_fetches_counted": are_fetches_counted,
             }
+    if share is None:
+        places = ", ".join(_filesystems(watched))
+        raise Skip(
+            f"cache {cache} must be verified, but on {places} neither the page cache nor the "
+            f"bytes that come from a disk can be looked at; {USE_WARM}"
+        )
     held = f"{units.percent(share)} of the files' pages are in memory after {TRIES} tries"
     if cache == "cold":
         raise Skip(
@@ -193,7 +197,7 @@ def make_cached(extents: Sequence[Extent], share: float) -> None:
     if not page_cache.can_evict():
         raise Skip(f"{what} needs posix_fadvise, which this platform does not have; {USE_WARM}")
     kept: dict[Path, list[tuple[int, int]]] = {path: [] for path, _, _ in extents}
-    for filesystem in sorted(_filesystems(list(kept))):
+    for filesystem in _filesystems(kept):
         if filesystem in KEEPS_FILES:
             raise Skip(
                 f"{what} needs files that can be evicted; {KEEPS_FILES[filesystem]}; {USE_WARM}"
@@ -230,17 +234,23 @@ def _are_fetches_counted(extents: Iterable[Path | Extent]) -> bool:
     """Return whether what comes from the device of every file's filesystem is counted."""
     if not page_cache.can_evict():
         return False
-    return all(page_cache.fetched_bytes(path) > 0 for path in _one_of_each_filesystem(extents))
+    return all(
+        any(page_cache.fetched_bytes(path) > 0 for path in paths[:SAMPLES])
+        for paths in _by_filesystem(extents).values()
+    )
 
 
-def _filesystems(extents: Iterable[Path | Extent]) -> set[str]:
-    return {describe_medium(path).filesystem for path in _one_of_each_filesystem(extents)}
+def _filesystems(extents: Iterable[Path | Extent]) -> list[str]:
+    """Return the names of the filesystems; one path for each is enough to ask."""
+    first_paths = [paths[0] for paths in _by_filesystem(extents).values()]
+    return sorted({describe_medium(path).filesystem for path in first_paths})
 
 
-def _one_of_each_filesystem(extents: Iterable[Path | Extent]) -> list[Path]:
-    # One path for each is enough, and asking for every one would take seconds.
-    paths = dict.fromkeys(one[0] if isinstance(one, tuple) else one for one in extents)
-    return list({path.stat().st_dev: path for path in paths}.values())
+def _by_filesystem(extents: Iterable[Path | Extent]) -> dict[int, list[Path]]:
+    found: dict[int, list[Path]] = {}
+    for path in dict.fromkeys(one[0] if isinstance(one, tuple) else one for one in extents):
+        found.setdefault(path.stat().st_dev, []).append(path)
+    return found
 
 
 def _read_bytes() -> tuple[int, int] | None:
