@@ -89,8 +89,13 @@ class Ranks:
             ranks: dict[Any, BaseProcess] = {
                 process.sentinel: process for process in self._others.values()
             }
-            for sentinel in wait(list(ranks), NOTICED_WITHIN_S / 2):
-                ranks[sentinel].join()  # its status comes a moment after its sentinel
+            # Of several that end, the one that was killed may be the last whose end is seen.
+            ends_s, was_killed = time.monotonic() + NOTICED_WITHIN_S / 2, False
+            while ranks and not was_killed and (left_s := ends_s - time.monotonic()) > 0:
+                for sentinel in wait(list(ranks), left_s):
+                    ended = ranks.pop(sentinel)
+                    ended.join()  # its status comes a moment after its sentinel
+                    was_killed |= (ended.exitcode or 0) < 0
         statuses = {rank: process.exitcode for rank, process in self._others.items()}
         for process in self._others.values():
             process.kill()
