@@ -71,6 +71,15 @@ def why_no_device(folder: Path) -> str:
     return "" if counts.exists() else "no device counts the reads of the temporary directory"
 
 
+def with_mounts_of_its_own() -> list[str]:
+    """Return what starts a command whose mounts nobody else sees; skip where that cannot be."""
+    before = ["unshare", "--mount", "--propagation", "private"]
+    # In a chroot the root folder is no mount, and its propagation cannot be changed.
+    if not shutil.which("unshare") or subprocess.run([*before, "true"]).returncode:
+        pytest.skip("unshare cannot do this here")
+    return before
+
+
 @cache
 def why_no_throttled_disk() -> str:
     """Mount a disk in a file and make a control group for its reads; return why not, if so."""

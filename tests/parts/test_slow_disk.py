@@ -15,7 +15,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
-from kernel import why_no_throttled_disk, why_not_evicted
+from kernel import why_no_throttled_disk, why_not_evicted, with_mounts_of_its_own
 
 from labkit.contracts import Skip
 from labkit.machine import procfs
@@ -228,7 +228,7 @@ os.kill(os.getpid(), 9)
 def test_killed_with_its_container_it_leaves_no_loop_device(place):
     """The mount ends with the last process of its namespace."""
     command = [sys.executable, "-c", KILLED_IN_A_CONTAINER, str(place)]
-    subprocess.run(["unshare", "--mount", "--propagation", "private", *command], check=False)
+    subprocess.run([*with_mounts_of_its_own(), *command], check=False)
     assert (place / slow_disk.IMAGE).exists()  # it was up
     until(lambda: devices_below(place) == [])
 

@@ -21,6 +21,7 @@ from kernel import (
     needs_read_counts,
     why_no_throttled_disk,
     why_not_evicted,
+    with_mounts_of_its_own,
 )
 from places import folder_in_memory
 
@@ -218,7 +219,7 @@ for below in (lower / "lower.jpg", upper / "upper.jpg"):
 def test_on_overlayfs_the_files_below_are_evicted_and_counted(tmp_path):
     if not hasattr(os, "geteuid") or os.geteuid() != 0:
         pytest.skip("only root can mount")
-    can = ["unshare", "--mount", "--propagation", "private"]
+    can = with_mounts_of_its_own()
     (tmp_path / "script.py").write_text(ON_OVERLAY)
     shown = subprocess.run(
         [*can, sys.executable, tmp_path / "script.py", tmp_path], capture_output=True, text=True
