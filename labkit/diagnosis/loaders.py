@@ -6,7 +6,6 @@ generators; `random_state_kept` restores their states after iterating over one.
 
 from __future__ import annotations
 
-import atexit
 import copy
 import dataclasses
 import inspect
@@ -20,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from multiprocessing.context import BaseContext
+from multiprocessing.util import Finalize
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 DEFAULT_PREFETCH_FACTOR = 2  # torch's own, where there are workers
 LOOK_S = 4.0  # between two looks whether a worker died
 STALL_S = 30.0  # a loader, worker or step that gives nothing for so long has stalled
+LAST = -1000  # priority of a finalizer: below those of multiprocessing's queues, -5
 FIRST = 4  # times as long may the first batch or step take: workers start, libraries compile
 
 
@@ -157,11 +158,18 @@ def end_workers(loader: object) -> None:
 
 def _start(functions: tuple[Any, ...], number: int) -> None:
     # A copy is often broken off.  A spawned worker that then ends while a thread of it computes, or
-    # sends a batch, aborts (torch cannot be unwound).  With this it ends as a forked worker does.
-    atexit.register(os._exit, 0)
+    # sends a batch, aborts (torch cannot be unwound).  With this it ends as a forked worker does,
+    # after all other finalizers.
+    Finalize(None, _end_now, exitpriority=LAST)
     for function in functions:
         if function is not None:
             function(number)
+
+
+def _end_now() -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 @dataclasses.dataclass

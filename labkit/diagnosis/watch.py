@@ -16,6 +16,7 @@ import shlex
 import sys
 import threading
 import time
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -529,6 +530,9 @@ def run_script(script: Path, arguments: Sequence[str], save: Callable[[Watch], N
     main.__file__ = str(script.absolute())
     sys.modules["__main__"] = main  # to the end: workers and pickles look for its names
     sys.argv, sys.path[0] = [str(script), *arguments], str(script.resolve().parent)
+    # Python ≥ 3.12 warns where a process with threads forks.  This module's threads hold no lock
+    # that a child needs, so a script that forks prints what it prints without them.
+    warnings.filterwarnings("ignore", message=".*multi-threaded, use of fork", module="__main__")
     try:
         with _loaders_seen(watch):
             # Without this module's own `from __future__ import annotations`.
