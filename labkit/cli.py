@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import importlib
 import io
-import json
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -17,7 +17,8 @@ from typing import Any, NoReturn, cast
 from labkit import install
 from labkit.diagnosis.diagnose import BUDGET_S, diagnose
 from labkit.diagnosis.loaders import brief
-from labkit.diagnosis.watch import Watch, run_script
+from labkit.diagnosis.outside import watch_from_outside
+from labkit.diagnosis.script import load, run
 from labkit.nccl import read_nccl_log
 from labkit.settings import field_kinds
 
@@ -35,7 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
         130 cancelled.
     """
     options = parser().parse_args(arguments)
-    if options.command is _watch:
+    if options.command is _watch and options.pid is None:
         return _watch(options)  # signals and errors are the script's
     # The name of a file may hold what the terminal's encoding does not.
     cast(io.TextIOWrapper, sys.stdout).reconfigure(errors="backslashreplace")
@@ -93,25 +94,17 @@ def load_target(name: str) -> dict[str, Any]:
 
 
 def _watch(options: Options) -> int:
-    def save(watch: Watch) -> None:
-        # Each process of torchrun writes its own.
-        rank = os.environ.get("RANK", "0")
-        ending = "" if rank == "0" else f"-rank{rank}"
-        given = {"script": str(options.script), "arguments": options.arguments, "rank": int(rank)}
-        try:
-            if options.json:
-                path = options.json.with_stem(options.json.stem + ending)
-                path.write_text(json.dumps(given | watch.facts(), indent=1), encoding="utf-8")
-            if options.chart:
-                from labkit.report import bars
-                from labkit.report.charts import watch_chart
-
-                path = options.chart.with_stem(options.chart.stem + ending)
-                bars.write(watch_chart(watch), path)
-        except Exception as error:  # the script's own status stays
-            print(f"labkit: {error}", file=sys.stderr)
-
-    run_script(options.script, options.arguments, save)
+    words = ["-m", *options.module] if options.module else options.words
+    if options.pid is not None:
+        print(watch_from_outside(options.pid))
+        return 0
+    if not words or words == ["-m"]:
+        parser().error("watch needs a script, -m MODULE or --pid PID")
+    try:
+        program = load(words)
+    except (ValueError, OSError) as error:
+        parser().error(str(error))
+    run(program, json_file=options.json)
     return 0
 
 
@@ -151,12 +144,18 @@ def parser() -> argparse.ArgumentParser:
 
     text = "run a training script, and print how much of its time it waits for data"
     watch = add("watch", _watch, text)
-    watch.usage = "labkit watch [--json FILE] [--chart FILE] SCRIPT [arguments of the script]"
-    watch.add_argument("script", metavar="SCRIPT", type=_script, help="such as train.py")
-    watch.add_argument("arguments", nargs=argparse.REMAINDER, help="what the script is given")
+    watch.usage = "labkit watch [--json FILE] (SCRIPT | -m MODULE) [arguments], or --pid PID"
+    # PARSER takes all words from the first one on that is no option.
+    script = watch.add_argument(
+        "words", metavar="SCRIPT", nargs=argparse.PARSER, type=_script_word(),
+        help="such as train.py, or a command as torchrun; what follows are its arguments",
+    )  # fmt: skip
+    script.required = False
+    text = "run a module as python -m does"
+    watch.add_argument("-m", dest="module", metavar="MODULE", nargs=argparse.REMAINDER, help=text)
     watch.add_argument("--json", metavar="FILE", type=Path, help="write what was measured")
-    text = "write a chart: .png, .svg or .pdf"
-    watch.add_argument("--chart", metavar="FILE", type=_chart_file, help=text)
+    text = "look at a training that runs already, from outside, for ten seconds"
+    watch.add_argument("--pid", metavar="PID", type=int, help=text)
 
     diagnose_ = add("diagnose", _diagnose, "find what holds your training loop back")
     text = "called without arguments; returns (loader, step), or a dict with loader and step"
@@ -178,21 +177,20 @@ def parser() -> argparse.ArgumentParser:
     return whole
 
 
-def _script(text: str) -> Path:
-    if not Path(text).is_file():
-        raise argparse.ArgumentTypeError(f"must be a Python file, got {text!r}")
-    return Path(text)
+def _script_word() -> Callable[[str], str]:
+    """Return a check of the first word: a file, or a command written in Python."""
+    words: list[str] = []
 
+    def check(text: str) -> str:
+        words.append(text)
+        if len(words) > 1 or Path(text).is_file():
+            return text
+        command = shutil.which(text)
+        if command is None or b"python" not in Path(command).read_bytes()[:100]:
+            raise argparse.ArgumentTypeError(f"must be a Python file, got {text!r}")
+        return command
 
-def _chart_file(text: str) -> Path:
-    if why := install.why_no_lab():
-        raise argparse.ArgumentTypeError(why)
-    from labkit.report import bars
-
-    if Path(text).suffix[1:] not in bars.KINDS:
-        kinds = ", ".join(f".{kind}" for kind in bars.KINDS)
-        raise argparse.ArgumentTypeError(f"must end in one of {kinds}, got {text!r}")
-    return Path(text)
+    return check
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """Diagnosis of the user's own training: where its time goes, what would help, whether it did.
 
-    loader, step ─ measure, stages ─▶ predict ─▶ remedies ─▶ verify
+    a script ─ hook ─▶ loops ─▶ watch, answer         whether data loading is the problem
+    loader, step ─ measure, stages ─▶ predict ─▶ remedies ─▶ verify                  why
 
-`watch` shows a loop's phases while it runs; `diagnose` measures loader and step separately.
+`watch` looks at a training while it runs; `diagnose` measures loader and step separately.
 """
 
 import os

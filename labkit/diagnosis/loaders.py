@@ -345,13 +345,16 @@ def count_samples(batch: Any, size: int | None) -> int:
 
     Args:
         batch: samples, or what holds them: a mapping, a list or a tuple.
-        size: the loader's batch size; it decides where batches are lists of samples.
+        size: the loader's batch size; it decides where batches are lists of samples, and no batch
+            has more.
     """
     parts = batch.values() if isinstance(batch, Mapping) else batch
     parts = parts if isinstance(batch, Mapping | list | tuple) else ()
     lengths = [len(part) for part in parts if _is_long(part)][:1]
     lengths += [len(batch)] if _is_long(batch) else []
-    return size if size in lengths else [*lengths, size or 0][0]
+    if size and (not lengths or size in lengths or lengths[0] > size):
+        return size
+    return [*lengths, 0][0]
 
 
 def _is_long(part: object) -> bool:

@@ -225,6 +225,7 @@ def read_gpu(nvml: ModuleType, gpu: object, own: Set[int], since_us: int) -> Rea
     return {
         "busy_percent": ask(lambda: nvml.nvmlDeviceGetUtilizationRates(gpu).gpu),
         "used_bytes": ask(lambda: nvml.nvmlDeviceGetMemoryInfo(gpu).used),
+        "total_bytes": ask(lambda: nvml.nvmlDeviceGetMemoryInfo(gpu).total),
         "others_percent": None if others is None else sum(others.values()),
         "busiest_other": _busiest(others or {}),
     }

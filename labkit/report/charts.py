@@ -22,7 +22,6 @@ from labkit.analysis.roofline import Pipeline, pipelines
 from labkit.analysis.stand_ins import SIMULATED_GPU, beside_the_loader, find_stand_ins, stand_ins
 from labkit.analysis.summary import Row, Summary, epoch_bars
 from labkit.diagnosis.timeline import Band, Timeline
-from labkit.diagnosis.watch import Watch
 from labkit.report import words
 from labkit.report.bars import (
     AXIS_IN,
@@ -828,33 +827,3 @@ def _share(bands: Sequence[Band], duration_s: float) -> float | None:
     if not duration_s:
         return None
     return sum(min(end_s, duration_s) - start_s for start_s, end_s in bands) / duration_s
-
-
-# --- a watched training ---------------------------------------------------------------------
-
-
-def watch_chart(watch: Watch) -> Figure:
-    """Draw the shares of a watched training's time, and how busy workers and GPU were.
-
-    Returns:
-        A figure that shows itself in a notebook; its label holds every number.
-    """
-    shares = dict(watch.total.shares) if watch.total.steps else {}
-    looks = {"waiting for data": "slower"} | dict.fromkeys(list(shares)[1:], "baseline")
-    busy = {"worker": "CPU of a worker", "gpu": "GPU busy (NVML)"}
-    shares |= {name: watch.busy[key] for key, name in busy.items() if key in watch.busy}
-    rows = [
-        BarRow(
-            name=name,
-            bars=[Bar(length=x, look=looks.get(name, "other"), dots=(), value=units.percent(x))],
-        )
-        for name, x in shares.items()
-    ] or [BarRow(name="", reason="not measured")]
-    lines = [Line("Where the time of a training goes", 13, "bold"), Line(watch.verdict, 10)]
-    with page() as figure:
-        axes = figure.add_subplot()
-        draw_rows(axes, rows, 1.0)
-        axes.set_xlabel("share of the time in loops")
-        measured = str(watch).rpartition("\n")[0]  # the verdict stands above
-        frame(figure, lines, measured, height_in(rows) + AXIS_IN)
-    return figure

@@ -1,7 +1,5 @@
 """`labkit diagnose module:function` refuses in one line what it cannot use."""
 
-import re
-
 import pytest
 
 from labkit.cli import load_target, main
@@ -80,11 +78,3 @@ def test_a_loop_that_broke_off_is_told_of(train_module, capsys):
     assert "of every arm in random order" not in said
     assert main(["diagnose", "own_training:no_batches", "--details"]) == 1
     assert "0 blocks of every arm in random order" in capsys.readouterr().out
-
-
-def test_a_chart_of_an_unknown_kind_is_refused_before_anything_is_measured(capsys):
-    with pytest.raises(SystemExit):
-        main(["watch", "--chart", "chart.gif", __file__])
-    assert re.search(
-        r"must end in one of \.png, \.svg, \.pdf, got 'chart.gif'", capsys.readouterr().err
-    )

@@ -68,14 +68,14 @@ OWN, OTHER = os.getpid(), os.getppid()
 
 ALL_CALLS = {
     "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=40),
-    "nvmlDeviceGetMemoryInfo": SimpleNamespace(used=5_000),
+    "nvmlDeviceGetMemoryInfo": SimpleNamespace(used=5_000, total=9_000),
     "nvmlDeviceGetComputeRunningProcesses": [SimpleNamespace(pid=OWN)],
     "nvmlDeviceGetProcessUtilization": [
         use(OWN, 28), use(OTHER, 7), use(OTHER, 9, at_us=4), use(1, 5),
     ],
 }  # fmt: skip
 READINGS = {
-    "busy_percent": 40, "used_bytes": 5_000, "others_percent": 12,
+    "busy_percent": 40, "used_bytes": 5_000, "total_bytes": 9_000, "others_percent": 12,
     "busiest_other": psutil.Process(OTHER).name(),
 }  # fmt: skip
 
@@ -88,7 +88,7 @@ def read(**calls):
     ("call", "readings"),
     [
         ("nvmlDeviceGetUtilizationRates", ["busy_percent"]),
-        ("nvmlDeviceGetMemoryInfo", ["used_bytes"]),
+        ("nvmlDeviceGetMemoryInfo", ["used_bytes", "total_bytes"]),
         ("nvmlDeviceGetComputeRunningProcesses", ["others_percent", "busiest_other"]),
         ("nvmlDeviceGetProcessUtilization", ["others_percent", "busiest_other"]),
     ],

@@ -1,0 +1,396 @@
+"""Where labkit steps into a training: `next` of its loaders, and its optimizer's steps.
+
+    DataLoader.__iter__, next ──┐
+    Queue.put ─▶ Queue.get ─────┼─▶ Event(kind, thread, began_s, ended_s, …) ─▶ `loops`
+    optimizer.step, backward ───┘
+
+A batch that a thread took from a loader and put into a queue, or returned from a thread pool, is
+followed to the thread that gets it: prefetch_generator and its like hand batches over this way.
+Nothing here changes a batch, draws a random number or waits.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import sys
+import time
+import weakref
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack, contextmanager, suppress
+from functools import wraps
+from importlib.machinery import ModuleSpec, PathFinder
+from threading import get_ident
+from types import CodeType, FrameType, ModuleType
+from typing import Any, NamedTuple
+
+from labkit.diagnosis.loaders import count_samples
+from labkit.diagnosis.loops import Event, Kind, Loader
+
+STACKS = 20  # of the first batches and optimizer steps of a thread are looked at
+MOST_TAGS = 1000  # of objects in a queue that nobody gets through `Queue.get`
+
+
+class Handed(NamedTuple):
+    """What a thread hands over: the last batch that it took from a loader, or the loader's end."""
+
+    loader: int
+    samples: int
+    is_end: bool
+
+
+class Hook:
+    """Sends the events of this process to all that listen.
+
+    Args:
+        now: seconds of a clock.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
+        self.now = now
+        self.listeners: list[deque[Event]] = []
+        self.at_first: Callable[[], object] | None = None
+        """Called once, at the next event."""
+        self.loaders: list[Loader] = []
+        self._changes: ExitStack | None = None
+        self.fetching: dict[int, float] = {}
+        """Thread -> since when it waits for a batch."""
+        self.trainer: int | None = None
+        """The thread of the last optimizer step or backward pass."""
+        self._numbers: dict[int, tuple[Callable, int]] = {}  # id(loader) -> itself, weakly; number
+        self._iterators: dict[int, weakref.ref] = {}  # loader -> its iterator
+        self._drawers: dict[int, int] = {}  # loader -> thread
+        self._handed: dict[int, Handed] = {}
+        self._calls: dict[tuple[int, bool], set[CodeType]] = {}  # thread, at a batch -> functions
+        self._stacks: Counter[tuple[int, bool]] = Counter()
+
+    @contextmanager
+    def listen(self) -> Iterator[deque[Event]]:
+        """Have all events from now on put into a deque, and this process changed for it."""
+        if self._changes is None:
+            self._changes = _install(self)
+        events: deque[Event] = deque()
+        self.listeners.append(events)
+        try:
+            yield events
+        finally:
+            self.listeners = [each for each in self.listeners if each is not events]
+            if not self.listeners and self._changes is not None:
+                self._changes.close()
+                self._changes = None
+
+    def wait_for_training(self, start: Callable[[], object]) -> None:
+        """Have a function called at the first batch or optimizer step of this process."""
+        if self._changes is None:
+            self._changes = _install(self)
+        self.at_first = start
+
+    def reset(self) -> None:
+        """Forget what the process did that forked this one, and who listens there."""
+        self.listeners = []
+        for state in (self.fetching, self._handed, self._drawers, self._calls, self._stacks):
+            state.clear()
+        self.trainer = None
+
+    def _emit(self, *values: Any) -> None:
+        if self.at_first is not None:
+            call, self.at_first = self.at_first, None
+            call()
+        event = Event(*values)
+        for listener in self.listeners:
+            listener.append(event)
+
+    # --- loaders
+
+    def open(
+        self, make: Callable[[Any], Any], loader: object, *, is_training: bool = False
+    ) -> tuple[Any, int]:
+        """Return `make(loader)`, an iterator, and the loader's number.
+
+        Args:
+            make: makes the iterator.
+            loader: the loader.
+            is_training: it is known to be the training's.
+        """
+        thread = get_ident()
+        began_s = self.now()
+        with self._in_loader(thread, began_s) as is_inner:
+            iterator = make(loader)
+        if is_inner:
+            return iterator, -1
+        number = self._number(loader, iterator, is_training)
+
+        def drop(_: object) -> None:
+            at_s, drawer = self.now(), self._drawers.pop(number, None)
+            if drawer is not None:
+                self._emit("leave", drawer, at_s, at_s, number)
+
+        with suppress(TypeError):  # a generator in C has no weak references
+            self._iterators[number] = weakref.ref(iterator, drop)
+        self._emit("open", thread, began_s, self.now(), number)
+        return iterator, number
+
+    def fetch(self, draw: Callable[[Any], Any], iterator: object, number: int) -> object:
+        """Return `draw(iterator)`, a batch."""
+        thread = get_ident()
+        if number < 0 or thread in self.fetching:  # another loader of the same thread calls
+            return draw(iterator)
+        if self._stacks[thread, True] < STACKS:
+            self._note_stack(thread, at_batch=True)
+        began_s = self.fetching[thread] = self.now()
+        try:
+            batch = draw(iterator)
+        except BaseException as error:
+            is_end = isinstance(error, StopIteration)
+            self._iterators.pop(number, None)
+            self._drawers.pop(number, None)
+            self._handed[thread] = Handed(number, 0, True)
+            kind: Kind = "end" if is_end else "leave"
+            self._emit(kind, thread, began_s, self.now(), number)
+            raise
+        finally:
+            del self.fetching[thread]
+        ended_s = self.now()
+        samples = count_samples(batch, self.loaders[number].batch_size)
+        self._drawers[number] = thread
+        self._handed[thread] = Handed(number, samples, False)
+        self._emit("draw", thread, began_s, ended_s, number, samples)
+        return batch
+
+    def leave(self, number: int) -> None:
+        """Note that a loop was left."""
+        thread, at_s = get_ident(), self.now()
+        self._emit("leave", thread, at_s, at_s, number)
+
+    @contextmanager
+    def _in_loader(self, thread: int, began_s: float) -> Iterator[bool]:
+        is_inner = thread in self.fetching
+        self.fetching.setdefault(thread, began_s)
+        try:
+            yield is_inner
+        finally:
+            if not is_inner:
+                del self.fetching[thread]
+
+    def worker_pids(self) -> list[int]:
+        """Return the processes of all loaders that are iterated over."""
+        iterators = [iterator() for iterator in list(self._iterators.values())]
+        return [worker.pid for each in iterators for worker in getattr(each, "_workers", ())]
+
+    def _number(self, loader: object, iterator: object, is_training: bool) -> int:
+        known, number = self._numbers.get(id(loader), (bool, 0))
+        if known() is not loader:
+            number = len(self.loaders)
+            self.loaders.append(describe(loader, iterator, is_training))
+            with suppress(TypeError):
+                self._numbers[id(loader)] = weakref.ref(loader), number
+        return number
+
+    # --- from thread to thread
+
+    def tag(self, holder: object, item: object) -> None:
+        """Note that this thread hands over an item by a queue or a future."""
+        handed = self._handed.get(get_ident())
+        if handed is not None:
+            tags = vars(holder).setdefault("_labkit", {})
+            if len(tags) >= MOST_TAGS:
+                tags.clear()
+            tags[id(item)] = handed
+
+    def take(self, get: Callable[[], Any], holder: object) -> object:
+        """Return `get()`, an item that another thread may have handed over."""
+        thread = get_ident()
+        if thread in self.fetching:
+            return get()
+        # While it waits it may wait for a batch; if another item comes, no event says so.
+        began_s = self.now()
+        item = get()
+        handed = vars(holder).get("_labkit", {}).pop(id(item), None)
+        if handed is not None:
+            kind: Kind = "end" if handed.is_end else "draw"
+            self._emit(kind, thread, began_s, self.now(), handed.loader, handed.samples)
+            self._handed[thread] = handed
+            if self._stacks[thread, True] < STACKS:
+                self._note_stack(thread, at_batch=True)
+        return item
+
+    # --- training
+
+    def mark(self, kind: Kind) -> None:
+        """Note that a backward pass or a step of an optimizer has ended in this thread."""
+        self.trainer = thread = get_ident()
+        if self._stacks[thread, False] < STACKS:
+            self._note_stack(thread, at_batch=False)
+        at_s = self.now()
+        self._emit(kind, thread, at_s, at_s)
+
+    def _note_stack(self, thread: int, *, at_batch: bool) -> None:
+        self._stacks[thread, at_batch] += 1
+        calls = self._calls.setdefault((thread, at_batch), set())
+        calls |= {code for code in _stack(sys._getframe(1)) if code.co_filename != __file__}
+
+    def look(self) -> None:
+        """Note whether the thread that trains is in code that makes batches, outside of loaders.
+
+        Such code was on the stack when batches came, and not when optimizer steps ended.
+        """
+        thread = self.trainer
+        if thread is None or thread in self.fetching:
+            return
+        frame = sys._current_frames().get(thread)
+        making = self._calls.get((thread, True), set()) - self._calls.get((thread, False), set())
+        is_making = any(code in making for code in _stack(frame))
+        del frame  # holds what its variables hold
+        at_s = self.now()
+        self._emit("preparing" if is_making else "computing", thread, at_s, at_s)
+
+
+def _stack(frame: FrameType | None) -> Iterator[CodeType]:
+    while frame is not None:
+        yield frame.f_code
+        frame = frame.f_back
+
+
+def describe(loader: object, iterator: object, is_training: bool) -> Loader:
+    """Return what is known of a loader without iterating over it."""
+    made: Any = iterator
+    workers = getattr(made, "_num_workers", None)
+    if workers is None:
+        return Loader(name=type(loader).__name__, is_training=is_training)
+    size = getattr(made._index_sampler, "batch_size", None)
+    words, batches = [type(made._dataset).__name__], None
+    with suppress(Exception):  # the user's own __len__ may raise anything
+        words.append(f"{len(made._dataset):,} samples")
+    words += [f"batches of {size}"] if size else []
+    words += [f"{workers} worker{'s' * (workers != 1)}"]
+    # The length of an iterable data set would have torch warn of more batches than it says.
+    if getattr(made, "_dataset_kind", None) == 0:
+        with suppress(Exception):
+            batches = len(loader)  # type: ignore[arg-type]
+    return Loader(
+        name=", ".join(words),
+        workers=workers,
+        batch_size=size,
+        ahead=workers * (getattr(made, "_prefetch_factor", None) or 0),
+        epoch_batches=batches,
+        is_training=is_training,
+    )
+
+
+# --- the process ------------------------------------------------------------------------------
+
+
+def _install(hook: Hook) -> ExitStack:
+    """Have a hook see all that this process does, whenever it imports torch, until it is closed."""
+    undo = ExitStack()
+
+    def replace(place: Any, name: str, make: Callable[[Callable], Callable]) -> None:
+        own = getattr(place, name)
+        setattr(place, name, wraps(own)(make(own)))
+        undo.callback(setattr, place, name, own)
+
+    def loaders(module: ModuleType) -> None:
+        def iterate(own: Callable) -> Callable:
+            def start(loader: object) -> object:
+                iterator, number = hook.open(own, loader)
+                with suppress(AttributeError):  # of a class of its own, with slots
+                    iterator._labkit = number
+                return iterator
+
+            return start
+
+        def advance(own: Callable) -> Callable:
+            def step(iterator: Any) -> object:
+                if "_labkit" not in vars(iterator):  # made without iter(loader), as by fastai
+                    iterator._labkit = hook.open(lambda made: made, iterator)[1]
+                return hook.fetch(own, iterator, iterator._labkit)
+
+            return step
+
+        replace(module.DataLoader, "__iter__", iterate)
+        replace(module._BaseDataLoaderIter, "__next__", advance)
+
+    def optimizers(module: ModuleType) -> None:
+        def stepped(*_: object) -> None:
+            if not sys.modules["torch"].compiler.is_compiling():
+                hook.mark("train")
+
+        undo.callback(module.register_optimizer_step_post_hook(stepped).remove)
+
+    def autograd(module: ModuleType) -> None:
+        def make(own: Callable) -> Callable:
+            def backward(*args: object, **options: object) -> object:
+                result = own(*args, **options)
+                hook.mark("backward")
+                return result
+
+            return backward
+
+        replace(module, "backward", make)
+
+    def put(own: Callable) -> Callable:
+        def put(held: queue.Queue, item: object, *args: object, **options: object) -> None:
+            hook.tag(held, item)
+            own(held, item, *args, **options)
+
+        return put
+
+    def get(own: Callable) -> Callable:
+        def get(held: Any, *args: object, **options: object) -> object:
+            return hook.take(lambda: own(held, *args, **options), held)
+
+        return get
+
+    replace(queue.Queue, "put", put)
+    replace(queue.Queue, "get", get)
+    replace(Future, "set_result", put)
+    replace(Future, "result", get)
+    patches: dict[str, Callable[[ModuleType], None]] = {
+        "torch.utils.data.dataloader": loaders,
+        "torch.optim.optimizer": optimizers,
+        "torch.autograd": autograd,
+    }
+    for name in [name for name in patches if name in sys.modules]:
+        patches.pop(name)(sys.modules[name])
+    finder = _Finder(patches)
+    sys.meta_path.insert(0, finder)
+    undo.callback(sys.meta_path.remove, finder)
+    return undo
+
+
+HOOK = Hook()
+"""Of this process."""
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=HOOK.reset)
+
+
+class _Finder:
+    """Changes modules of torch when a script imports them.
+
+    Importing torch before the script would be too early: variables that torch reads then, such
+    as OMP_NUM_THREADS, are set by scripts.
+    """
+
+    def __init__(self, patches: dict[str, Callable[[ModuleType], None]]) -> None:
+        self._patches = patches
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return the module's own spec, whose loader then changes the module."""
+        patch = self._patches.pop(name, None)
+        if patch is None:
+            return None
+        spec = PathFinder.find_spec(name, path)
+        loader: Any = spec.loader
+        execute = loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            patch(module)
+
+        loader.exec_module = exec_module
+        return spec

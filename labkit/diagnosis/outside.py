@@ -1,0 +1,225 @@
+"""Look at a training that runs already, from outside: is loading likely the limit?
+
+    /proc/PID (the trainer) ──┐
+    its loader's workers ─────┼─ 10 s ─▶ Sight ─▶ likely, unlikely or cannot tell
+    NVML ─────────────────────┘
+
+Nothing is attached to the training or changed in it.  The trainer is the process's main thread; it
+sleeps while it waits for a batch, and also for other things.  So the answer is no more than likely.
+Source: proc(5), stat and wchan; nvml.h (utilization rates, compute processes).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from labkit import units
+from labkit.contracts import Clock, SystemClock
+from labkit.machine.usage import cores_s
+
+LOOK_S, PERIOD_S = 10.0, 0.05
+WORKER = "pt_data_worker"  # the name that torch gives a worker's process
+# Functions of the kernel in which a process waits for a network or a file system in user space.
+NETWORK = re.compile("wait_woken|sk_wait|tcp_|inet_|rpc_|nfs|cifs|smb|fuse|request_wait")
+GPU_BUSY_SHARE = 0.90  # the GPU computes nearly all of the time
+WAITING_SHARE = 0.20  # as `answer.INPUT_BOUND_SHARE`: of the time that the trainer sleeps
+NEVER_WAITING_SHARE = 0.05
+WORKING_SHARE, IDLE_SHARE = 0.50, 0.20  # of the workers' time
+
+State = Literal["running", "disk", "network", "asleep", "gone"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sight:
+    """Shares of the time in which a training was looked at."""
+
+    trainer: Counter[State]
+    workers: Counter[State]
+    """Of all workers, added up."""
+    worker_count: int
+    uses_gpu: bool
+    """It has opened an NVIDIA GPU."""
+    gpu: float | None
+    """Utilization by NVML; None where NVML does not know of this process."""
+    cores_busy: float | None
+    ranks: int = 1
+    below: tuple[int, ...] = ()
+    """Processes that it started, other than workers."""
+
+    def share(self, who: Literal["trainer", "workers"], *states: State) -> float:
+        """Return the share of the time in some states; 0 where nothing was seen."""
+        seen: Counter[State] = getattr(self, who)
+        return sum(seen[state] for state in states) / (seen.total() or 1)
+
+
+def watch_from_outside(pid: int, clock: Clock | None = None) -> str:
+    """Look at a process for ten seconds; return what was seen, and the answer.
+
+    Raises:
+        ValueError: there is no such process, or it may not be looked at.
+    """
+    if not Path("/proc/self/stat").exists():
+        raise ValueError("--pid must be used on Linux, which tells what a process does")
+    sight = _look(pid, clock or SystemClock())
+    answer, why = conclude(sight)
+    said = f"Loading is {answer} the limit"
+    if answer == "cannot tell":
+        said = "Whether loading is the limit cannot be told from outside"
+    return "\n".join([*_lines(sight), f"{said}: {why}."])
+
+
+def conclude(sight: Sight) -> tuple[Literal["likely", "unlikely", "cannot tell"], str]:
+    """Return whether loading is the limit, and what that rests on."""
+    asleep = sight.share("trainer", "asleep", "network")
+    working = sight.share("workers", "running", "disk", "network")
+    sleeps = f"the training process sleeps {units.percent(asleep)} of the time"
+    if sight.gpu is not None and sight.gpu >= GPU_BUSY_SHARE:
+        busy = f"the GPU computes {units.percent(sight.gpu)} of the time"
+        if sight.ranks > 1:
+            return "cannot tell", f"{busy}, but NCCL does so, too, while it waits for other ranks"
+        return "unlikely", busy
+    if sight.share("trainer", "disk") >= WAITING_SHARE:
+        share = units.percent(sight.share("trainer", "disk"))
+        return "likely", f"the training process itself waits for a disk {share} of the time"
+    if not sight.worker_count:
+        why = "it has no workers, so one process loads and computes"
+        if asleep > 1 - NEVER_WAITING_SHARE and sight.below:
+            started = ", ".join(map(str, sight.below))
+            why = f"this process only waits; look at one that it started: {started}"
+        return "cannot tell", why
+    if sight.uses_gpu and sight.gpu is None:
+        return "cannot tell", "NVML does not say how much of the time its GPU computes"
+    if asleep < NEVER_WAITING_SHARE:
+        return "unlikely", f"{sleeps} only"
+    works = f"its workers work or wait for storage {units.percent(working)} of the time"
+    if asleep >= WAITING_SHARE and working >= WORKING_SHARE:
+        return "likely", f"{sleeps}, and {works}"
+    if working < IDLE_SHARE and sight.gpu is not None and sight.gpu >= 1 - asleep - WAITING_SHARE:
+        return "unlikely", f"{works}: they have nothing to do"
+    return "cannot tell", f"{sleeps}, and {works}"
+
+
+def _lines(sight: Sight) -> list[str]:
+    def shares(who: Literal["trainer", "workers"]) -> str:
+        names: tuple[State, ...] = ("running", "disk", "network", "asleep")
+        words = ("running", "waiting for a disk", "waiting for a network", "asleep")
+        known = [(word, sight.share(who, name)) for word, name in zip(words, names)]
+        return ", ".join(f"{word} {units.percent(share)}" for word, share in known if share)
+
+    lines = [f"Training process: {shares('trainer')}"]
+    if sight.worker_count:
+        lines.append(f"{units.count(sight.worker_count, 'worker')}: {shares('workers')}")
+    gpu = f"GPU: {'utilization unknown' if sight.uses_gpu else 'none in use'}"
+    if sight.gpu is not None:
+        gpu = f"GPU: utilization {units.percent(sight.gpu)}"
+    cores = "" if sight.cores_busy is None else f"; cores busy {units.percent(sight.cores_busy)}"
+    return [*lines, gpu + cores]
+
+
+def _look(pid: int, clock: Clock) -> Sight:
+    import psutil
+
+    try:
+        process = psutil.Process(pid)
+        below = [each.pid for each in process.children()]
+        environ = process.environ()
+    except psutil.NoSuchProcess:
+        raise ValueError(f"--pid must be a process that runs, got {pid}") from None
+    except psutil.AccessDenied:
+        user = process.username()
+        raise ValueError(
+            f"--pid must be a process of your own, got {pid} of {user}; run it as {user}"
+        ) from None
+    workers = [each for each in below if _name(each) == WORKER]
+    read_gpu = _open_gpu(pid)
+    seen: Counter[State] = Counter()
+    of_workers: Counter[State] = Counter()
+    percents: list[int] = []
+    before, until_s = _core_seconds(), clock.now() + LOOK_S
+    while clock.now() < until_s and (state := state_of(pid)) != "gone":
+        seen[state] += 1
+        of_workers.update(state_of(worker) for worker in workers)
+        if read_gpu is not None and (percent := read_gpu()) is not None:
+            percents.append(percent)
+        clock.sleep_until(clock.now() + PERIOD_S)
+    del of_workers["gone"]
+    busy_s, all_s = (now - then for now, then in zip(_core_seconds(), before))
+    return Sight(
+        trainer=seen,
+        workers=of_workers,
+        worker_count=len(workers),
+        uses_gpu=_uses_gpu(pid),
+        gpu=sum(percents) / len(percents) / 100 if percents else None,
+        cores_busy=busy_s / all_s if all_s else None,
+        ranks=int(environ.get("WORLD_SIZE") or 1),
+        below=tuple(each for each in below if each not in workers),
+    )
+
+
+def _core_seconds() -> list[float]:
+    """Return seconds in which cores were busy, and all of their seconds."""
+    return [sum(column) for column in zip(*cores_s().values())]
+
+
+def _uses_gpu(pid: int) -> bool:
+    with suppress(OSError):
+        return any(
+            os.path.realpath(each).startswith("/dev/nvidia")
+            for each in Path(f"/proc/{pid}/fd").iterdir()
+        )
+    return False
+
+
+def _name(pid: int) -> str:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8").strip()
+    return ""
+
+
+def state_of(pid: int) -> State:
+    """Return what the main thread of a process does now."""
+    try:
+        # The name, in brackets, may hold anything.
+        letter = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
+        if letter == b"R":
+            return "running"
+        if letter == b"D":
+            return "disk"
+        if letter in (b"Z", b"X"):
+            return "gone"
+        where = Path(f"/proc/{pid}/wchan").read_text(encoding="utf-8")
+    except OSError:
+        return "gone"
+    return "network" if NETWORK.search(where) else "asleep"
+
+
+def _open_gpu(pid: int) -> Callable[[], int | None] | None:
+    """Return a function that reads the utilization of the GPU that a process uses."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        gpus = [pynvml.nvmlDeviceGetHandleByIndex(n) for n in range(pynvml.nvmlDeviceGetCount())]
+        used = [
+            gpu
+            for gpu in gpus
+            if any(each.pid == pid for each in pynvml.nvmlDeviceGetComputeRunningProcesses(gpu))
+        ]
+    except pynvml.NVMLError:
+        return None
+    if not used:
+        return None
+
+    def read() -> int | None:
+        with suppress(pynvml.NVMLError):
+            return pynvml.nvmlDeviceGetUtilizationRates(used[0]).gpu
+        return None
+
+    return read

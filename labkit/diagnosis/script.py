@@ -1,0 +1,321 @@
+"""Run a training script under `watch`, with all processes that it starts and that train.
+
+run ─▶ the script itself            ─▶ report, JSON
+─▶ a process that it starts     ─▶ the same, once it trains
+(startup/sitecustomize.py, or a fork)
+─▶ ranks leave their facts in a folder ─▶ the first one, or `run`, prints a table
+"""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import importlib.util
+import json
+import os
+import shlex
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import warnings
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from multiprocessing.util import Finalize
+from pathlib import Path
+from types import CodeType, FrameType, ModuleType
+from typing import Any, NamedTuple
+
+from labkit import files
+from labkit.diagnosis.answer import Facts, answer, lines, lines_of_ranks, phase_line
+from labkit.diagnosis.hook import HOOK
+from labkit.diagnosis.watch import Watch, rank_of_launcher, say
+
+VARIABLE = "LABKIT_WATCH"  # of the environment: what started processes are to do, as JSON
+STARTUP = Path(__file__).with_name("startup")  # a folder of PYTHONPATH
+RANKS_S = 5.0  # that the first rank waits for the others to end
+POLL_S = 0.05
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What is watched, and where the facts go."""
+
+    words: list[str]
+    """The script or -m MODULE, and its arguments."""
+    following: str = ""
+    """The command that goes on."""
+    json: str | None = None
+    """File for the facts."""
+    folder: str
+    """In which processes leave their facts."""
+    owner: int = 0
+    """Process that removes the folder; 0: the first rank."""
+
+
+class Session:
+    """The watch of one process.
+
+    Args:
+        request: what is watched.
+        is_child: a watched script started this process.
+    """
+
+    def __init__(self, request: Request, *, is_child: bool = False) -> None:
+        self.watch = Watch(HOOK, lambda _: self._report(), self.say, self._leave_facts)
+        self._request, self._is_child, self.pid = request, is_child, os.getpid()
+        self._folder, self._has_ended = Path(request.folder), False
+        self._following = _following(sys.modules["__main__"]) if is_child else request.following
+
+    def start(self) -> Session:
+        """Watch this process until `end`, or until its own end."""
+        self.watch.start()
+        with suppress(ValueError):  # another thread than the main one
+            if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+                signal.signal(signal.SIGTERM, self._terminate)
+        if self._is_child:
+            atexit.register(self.end)
+            Finalize(None, self.end, exitpriority=0)  # a forked process has no atexit before 3.13
+        return self
+
+    def end(self) -> None:
+        """Report for the last time; does nothing the second time, or in a forked child."""
+        if self._has_ended or os.getpid() != self.pid:
+            return
+        self._has_ended = True
+        self.watch.stop()
+        if self._request.owner == self.pid or (not self._request.owner and not self.watch.rank):
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _terminate(self, number: int, _: FrameType | None) -> None:
+        """Report, and end as without this handler."""
+        # The signal often comes twice, and to workers as well, whose end torch would raise here.
+        signal.signal(number, signal.SIG_IGN)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        if os.getpid() == self.pid:
+            self.say("The script was terminated; this was measured until then.")
+            self.end()
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    def say(self, what: object) -> None:
+        """Print lines, with the rank where there is one."""
+        rank = self.watch.rank
+        say(what, "labkit" if rank is None else f"labkit, rank {rank}")
+
+    def _leave_facts(self) -> None:
+        """Write what other processes may read: ranks, and the one that started this one."""
+        if self._is_child or self.watch.rank is not None:
+            self._write_facts(self._as_json(self.watch.facts()))
+
+    def _write_facts(self, known: dict[str, Any]) -> None:
+        name = self.pid if known["rank"] is None else known["rank"]
+        with suppress(OSError):
+            _write(self._folder / f"{name}.json", known)
+
+    def _as_json(self, facts: Facts) -> dict[str, Any]:
+        return facts.as_json() | {"rank": self.watch.rank, "has_ended": self._has_ended}
+
+    def _report(self) -> None:
+        """Print what was measured, and write it."""
+        if os.getpid() != self.pid:
+            return
+        facts = self.watch.facts()
+        known, rank = self._as_json(facts), self.watch.rank
+        if self._is_child or rank is not None:
+            self._write_facts(known)
+        others = self._others()
+        if rank is None:
+            if others and facts.phases.unseen == "nothing":
+                return  # they have reported
+            self.say("\n".join(lines(facts, self._following)))
+        elif rank == 0:
+            self.say("\n".join(lines_of_ranks(facts, others, self._following)))
+        elif self._has_ended:
+            self.say(answer(facts).sentence if facts.phases.unseen else phase_line(facts))
+        if self._request.json:
+            path = Path(self._request.json)
+            path = path.with_stem(f"{path.stem}-rank{rank}") if rank else path
+            script, *arguments = self._request.words
+            try:
+                _write(path, {"script": script, "arguments": arguments} | known)
+            except OSError as error:  # the script's own status stays
+                self.say(f"--json: {error}")
+
+    def _others(self) -> list[dict[str, Any]]:
+        """Return what processes left in the folder; the first rank at its end waits for others."""
+        here = int(os.environ.get("LOCAL_WORLD_SIZE") or self.watch.ranks)
+        waits = self._has_ended and self.watch.rank == 0
+        until_s = time.monotonic() + (RANKS_S if waits else 0.0)
+        while True:
+            found = []
+            for path in self._folder.glob("*.json"):
+                with suppress(OSError, ValueError):
+                    found.append(json.loads(path.read_text(encoding="utf-8")))
+            if sum(each["has_ended"] for each in found) >= here or time.monotonic() >= until_s:
+                return found
+            time.sleep(POLL_S)
+
+
+def _write(path: Path, facts: dict[str, Any]) -> None:
+    with files.whole(path) as part:
+        part.write_text(json.dumps(facts, indent=1), encoding="utf-8")
+
+
+# --- processes --------------------------------------------------------------------------------
+
+
+class Program(NamedTuple):
+    """What Python would run."""
+
+    code: CodeType
+    main: ModuleType
+    """To be __main__."""
+    folder: str
+    """The first one of sys.path."""
+    argv: list[str]
+
+
+def run(program: Program, *, json_file: Path | None = None) -> Session:
+    """Run a script or a module as Python does, and report on the training.
+
+    Each process that trains reports, also one that the script starts; of several ranks the first
+    one does, with a table of all, and the others print a line at the end.  Whatever the script
+    raises is raised, and its traceback printed without this module.
+
+    Args:
+        program: from `load`.
+        json_file: is written at every report.
+    """
+    code, main, folder, argv = program
+    request = Request(
+        words=argv,
+        following=_following(main),
+        json=str(json_file.absolute()) if json_file else None,
+        **_where(),
+    )
+    HOOK.at_first = None  # of a process that a watched script started
+    session = Session(request).start()
+    _watch_children(request)
+    sys.modules["__main__"] = main  # to the end: workers and pickles look for its names
+    sys.argv, sys.path[0] = argv, folder
+    # Python ≥ 3.12 warns where a process with threads forks.  The threads of `Watch` hold no lock
+    # that a child needs, so a script that forks prints what it prints without them.
+    warnings.filterwarnings("ignore", message=".*multi-threaded, use of fork", module="__main__")
+    try:
+        exec(code, vars(main))
+    except SystemExit:
+        raise
+    except BaseException as error:
+        if os.getpid() == session.pid:
+            session.say(
+                f"The script ended with {type(error).__name__}; this was measured until then."
+            )
+        _show_as_without(error)
+        raise
+    finally:
+        session.end()
+    return session
+
+
+def load(words: list[str]) -> Program:
+    """Return a script or a module, ready to run.
+
+    Args:
+        words: the script's file, or "-m" and a module; then its own arguments.
+
+    Raises:
+        ValueError: there is no such module.
+        OSError: the script cannot be read.
+        SyntaxError: it is no Python.
+    """
+    main = ModuleType("__main__")
+    if words[0] != "-m":
+        script = Path(words[0])
+        main.__file__ = str(script.absolute())
+        # Without this module's own `from __future__ import annotations`.
+        try:
+            code = compile(script.read_bytes(), main.__file__, "exec", dont_inherit=True)
+        except SyntaxError as error:
+            _show_as_without(error)
+            raise
+        return Program(code, main, str(script.resolve().parent), words)
+    name = words[1]
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.submodule_search_locations is not None:
+            spec = importlib.util.find_spec(f"{name}.__main__")
+        code = spec.loader.get_code(spec.name)  # type: ignore[union-attr,attr-defined]
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(
+            f"-m must name a module that can be run, got {name!r} ({error})"
+        ) from error
+    finally:
+        del sys.path[0]
+    main.__spec__, main.__loader__, main.__file__ = spec, spec.loader, spec.origin
+    main.__package__ = spec.parent
+    return Program(code, main, str(Path.cwd()), [str(spec.origin), *words[2:]])
+
+
+def _following(main: ModuleType) -> str:
+    """Return the command that goes on."""
+    if getattr(main, "__spec__", None) is not None:
+        module, place = main.__spec__.name, ""
+    else:
+        path = Path(str(main.__file__))
+        module = path.stem
+        # Where the script lies, as it may import its neighbours.
+        place = "" if path.parent == Path.cwd() else f"cd {shlex.quote(str(path.parent))} && "
+    make = shlex.quote(f"{module}:make")
+    return f"{place}labkit diagnose {make}  # make() returns (loader, step)"
+
+
+def _where() -> dict[str, Any]:
+    """Return in which folder ranks meet, and which process removes it."""
+    if VARIABLE in os.environ:
+        known = json.loads(os.environ[VARIABLE])
+        return {"folder": known["folder"], "owner": known["owner"]}
+    if rank_of_launcher() is not None:
+        # The same for all processes of one launcher.
+        run = os.environ.get("TORCHELASTIC_RUN_ID"), os.environ.get("MASTER_PORT"), os.getppid()
+        name = hashlib.sha256(repr(run).encode()).hexdigest()[:16]
+        folder = Path(tempfile.gettempdir(), f"labkit-watch-{name}")
+        with suppress(OSError):
+            folder.mkdir(mode=0o700, exist_ok=True)
+            if files.is_private(folder.lstat()):
+                return {"folder": str(folder), "owner": 0}
+    return {"folder": tempfile.mkdtemp(prefix="labkit-watch-"), "owner": os.getpid()}
+
+
+def _watch_children(request: Request) -> None:
+    """Have processes that this one starts watched once they train."""
+    os.environ[VARIABLE] = json.dumps(asdict(request))
+    paths = [str(STARTUP), *filter(None, [os.environ.get("PYTHONPATH")])]
+    os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=watch_when_it_trains)
+
+
+def watch_when_it_trains() -> None:
+    """Watch this process, which a watched script started, from its first batch or step on."""
+    request = Request(**json.loads(os.environ[VARIABLE]))
+    handler = signal.getsignal(signal.SIGTERM)
+    if isinstance(getattr(handler, "__self__", None), Session):  # of the process that forked
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    HOOK.wait_for_training(lambda: Session(request, is_child=True).start())
+
+
+def _show_as_without(error: BaseException) -> None:
+    """Have a traceback printed without the frames of this module and of what called it."""
+    own = {__file__, str(Path(__file__).with_name("hook.py"))}
+    frames, each = [], error.__traceback__
+    while each is not None:
+        if each.tb_frame.f_code.co_filename not in own:
+            frames.append(each)
+        each = each.tb_next
+    for each, following in zip(frames, [*frames[1:], None]):
+        each.tb_next = following
+    first, show = (frames or [None])[0], sys.excepthook
+    sys.excepthook = lambda kind, value, _: show(kind, value.with_traceback(first), first)

@@ -1,0 +1,444 @@
+"""A watched training runs as before, alone, as ranks and under signals."""
+
+import json
+import random
+import re
+import signal
+import subprocess
+import sys
+import threading
+from importlib import import_module
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+import labkit as lab
+from labkit import units
+from labkit.diagnosis.hook import Hook
+from labkit.diagnosis.loops import Event
+from labkit.diagnosis.watch import PERIOD_S, Watch, WatchedLoader
+from tests.fake_clock import FakeClock
+from tests.processes import PATIENCE_S, until
+
+START_S, WAIT_S, STEP_S = 10.0, 0.5, 1.5
+
+
+@pytest.fixture
+def clock():
+    return FakeClock()
+
+
+# --- one loader
+
+
+class Loader:
+    """An iterable with a start, whose batches take half a second of the clock."""
+
+    def __init__(self, clock, batches=4):
+        self.clock, self.batches = clock, batches
+
+    def __iter__(self):
+        self.clock.sleep(START_S)
+        return self.deliver()
+
+    def deliver(self):
+        for _ in range(self.batches):
+            self.clock.sleep(WAIT_S)
+            yield torch.ones(3, 2)
+
+
+def watched(loader, clock):
+    hook = Hook(clock.now)
+    return WatchedLoader(loader, Watch(hook), hook)
+
+
+def train(batches, clock, stop_at=None):
+    for number, _ in enumerate(batches):
+        clock.sleep(STEP_S)
+        if number == stop_at:
+            break
+
+
+def test_a_loop_falls_into_waiting_and_steps_after_its_first_step(clock):
+    loop = watched(Loader(clock), clock)
+    train(loop, clock)
+    clock.sleep(100)  # between epochs, nobody waits for data
+    train(loop, clock)
+    phases = loop.watch.facts().phases
+    training = phases.training
+    assert (training.steps, training.images, training.step_s) == (7, 21, 7 * STEP_S)
+    assert (training.wait_s, training.starts_s) == (7 * WAIT_S + START_S, START_S + WAIT_S)
+    assert (phases.outside_s, phases.trains) == (100, False)
+
+
+def test_a_loop_that_is_left_ends_there(clock):
+    loop = watched(Loader(clock), clock)
+    train(loop, clock, stop_at=2)
+    clock.sleep(100)
+    phases = loop.watch.facts().phases
+    assert (phases.training.steps, phases.outside_s) == (2, 100)
+
+
+@pytest.mark.parametrize(
+    ("batch", "size", "images"),
+    [
+        (torch.ones(5, 3), 8, 5),
+        ([torch.ones(5, 3), torch.ones(5)], 8, 5),
+        ({"epoch": 1, "pixels": torch.ones(5, 3)}, None, 5),
+        (((torch.ones(3, 9), torch.ones(3, 7)), ({}, {})), 2, 2),  # zip(*samples)
+        ([(torch.ones(3, 9), 1)] * 4, 4, 4),  # a list of samples
+        ([{"image": torch.ones(3, 9, 7)}] * 4, 4, 4),  # of dicts, as detectron2's
+        ({"image": torch.ones(3, 9, 7)}, 1, 1),  # a single one: its channels are no images
+        (object(), None, 0),
+        (object(), 8, 8),
+    ],
+)
+def test_images_are_counted_in_batches_of_every_form(clock, batch, size, images):
+    loader = [batch] * 2
+    if size is not None:
+        loader = DataLoader(range(2 * size), size, collate_fn=lambda _: batch)
+    loop = watched(loader, clock)
+    list(loop)  # the first step does not count
+    assert loop.watch.facts().phases.training.images == images
+
+
+def test_a_loader_that_hangs_is_told_of_once(clock):
+    warned, hook = [], Hook(clock.now)
+    watch = Watch(hook, warn=warned.append)
+    hook.fetching[threading.get_ident()] = clock.now()
+    for _ in range(40):
+        clock.sleep(2)
+        watch.look()
+    (line,) = warned
+    waited = f"The training has waited {units.seconds(PERIOD_S)} for its next batch: the loader may"
+    assert line.startswith(waited)
+    hook.fetching.clear()
+    clock.sleep(PERIOD_S)
+    watch.look()
+    assert len(warned) == 1
+
+
+def test_reports_come_after_50_steps_then_now_and_then_and_at_the_end(clock):
+    reported, hook = [], Hook(clock.now)
+    watch = Watch(hook, lambda watch: reported.append(watch.facts().phases.training.steps))
+    hook._number(object(), object(), True)
+    for _ in range(602):
+        began_s = clock.now()
+        clock.sleep(WAIT_S / 8)
+        watch.events.append(Event("draw", 1, began_s, clock.now(), 0, 3))
+        clock.sleep(STEP_S / 8)
+        watch.look()
+    watch.stop()
+    # In seconds: at 12.5, then 30, 60 and 120 later.
+    assert reported == [50, 170, 410, 600]
+
+
+def test_importing_labkit_watch_keeps_the_function():
+    import_module("labkit.watch")
+    assert list(lab.watch([1, 2], show=False)) == [1, 2]
+
+
+def test_length_and_attributes_are_the_loaders():
+    loader = DataLoader(TensorDataset(torch.arange(10.0)), batch_size=3, shuffle=True)
+    loop = lab.watch(loader, show=False)
+    assert len(loop) == 4
+    assert loop.sampler is loader.sampler
+    with pytest.raises(AttributeError, match="'DataLoader' object has no attribute 'nothing'"):
+        loop.nothing  # noqa: B018
+    with pytest.raises(AttributeError, match="batch_size"):
+        loop.batch_size = 4
+
+
+def test_a_failing_loader_keeps_what_was_measured_and_its_error(capsys):
+    def fail():
+        yield from [1, 2, 3]
+        raise error
+
+    error = KeyError("the fourth")
+    with pytest.raises(KeyError) as raised:
+        list(lab.watch(fail()))
+    assert raised.value is error
+    assert raised.value.__context__ is None
+    assert "[labkit] Loop: 2 batches, " in capsys.readouterr().err
+
+
+def test_two_watches_share_the_hook_and_leave_torch_as_it_was():
+    before = DataLoader.__iter__, torch.autograd.backward
+    loader = DataLoader(TensorDataset(torch.arange(8.0)))
+    first, second = (lab.watch(loader, show=False) for _ in range(2))
+    assert [a.item() for (a,), _ in zip(first, second, strict=False)] == list(range(8))
+    list(second)
+    assert (DataLoader.__iter__, torch.autograd.backward) == before
+
+
+class Noisy(Dataset):
+    """Images with noise from torch, NumPy and Python, as an augmentation would add it."""
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        noise = torch.rand(3, 8, 8) + np.random.rand() + random.random()
+        return torch.full((3, 8, 8), float(index)) + noise, index % 5
+
+
+def train_really(watch, *, workers):
+    """Two epochs of a small network with dropout: its losses, its weights, the random states."""
+    for seed in (torch.manual_seed, np.random.seed, random.seed):
+        seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Dropout(), nn.Linear(192, 5))
+    optimizer, losses = torch.optim.Adam(model.parameters()), []
+    loader = watch(DataLoader(Noisy(), batch_size=8, shuffle=True, num_workers=workers))
+    for _ in range(2):
+        for images, labels in loader:
+            loss = nn.functional.cross_entropy(model(images), labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    states = random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist()
+    return losses, [p.tolist() for p in model.parameters()], states
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_losses_weights_and_random_states_are_equal_bit_for_bit(workers):
+    bare = train_really(lambda loader: loader, workers=workers)
+    assert train_really(lambda loader: lab.watch(loader), workers=workers) == bare
+    assert len(bare[0]) == 10
+
+
+# --- a script
+
+SCRIPT = """
+import os, random, signal, sys, time
+import torch
+from torch.utils.data import DataLoader, Dataset
+try:
+    from .beside import NAME  # python -m package.train
+except ImportError:
+    NAME = "none"
+
+class Noisy(Dataset):
+    def __init__(self, n):
+        self.n = n
+    def __len__(self):
+        return self.n
+    def __getitem__(self, index):
+        if index >= 480:
+            raise KeyError("image 480")
+        return torch.rand(3, 8, 8) + random.random(), index % 5
+
+def work(rank, ranks):
+    torch.manual_seed(0)
+    random.seed(0)
+    if ranks > 1:
+        torch.distributed.init_process_group("gloo", rank=rank, world_size=ranks)
+    how = sys.argv[1]
+    model = torch.nn.Linear(192, 5)
+    if ranks > 1:
+        model = torch.nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    samples = {"fail": 481, "early": 8}.get(how, 480)
+    loader = DataLoader(Noisy(samples), batch_size=8, shuffle=True, num_workers=2)
+    losses = []
+    for images, labels in loader if how != "none" else ():
+        if ranks > 1:
+            time.sleep(0.005)
+        loss = torch.nn.functional.cross_entropy(model(images.flatten(1)), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+        if how == "wait" and len(losses) == 60:
+            print("60 steps", flush=True)
+            time.sleep(60)
+    print(sum(losses), torch.rand(1).item(), random.random(), __name__, NAME, flush=True)
+    if ranks > 1:
+        torch.distributed.destroy_process_group()
+
+def main():
+    how = sys.argv[1]
+    print(sys.argv[1:], main.__annotations__, flush=True)
+    if how == "closed":
+        sys.stderr.close()
+    if how == "signals":
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))
+    if "RANK" in os.environ:
+        work(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+    elif how in ("spawn", "fork"):
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": sys.argv[2]}
+        torch.multiprocessing.start_processes(work, (2,), nprocs=2, start_method=how)
+    else:
+        work(0, 1)
+    if how == "signals":
+        signal.raise_signal(signal.SIGTERM)
+    if how == "exit" and os.fork() == 0:
+        sys.exit()  # a child has nothing to report
+    try:
+        sys.exit(3 if how == "exit" else None)
+    except BaseException:
+        if how != "caught":
+            raise
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.fixture
+def script(tmp_path):
+    path = tmp_path / "package" / "train.py"
+    path.parent.mkdir()
+    path.write_text(SCRIPT)
+    (path.parent / "beside.py").write_text("NAME = 'beside'")
+    return path
+
+
+def shell(*words, module="", cwd=None):
+    words = [sys.executable, *(["-m", module] if module else []), *map(str, words)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S, cwd=cwd)
+    ours = [line for line in done.stderr.splitlines() if line.startswith("[labkit")]
+    rest = [line for line in done.stderr.splitlines() if not line.startswith("[labkit")]
+    return done.returncode, done.stdout, rest, ours
+
+
+@pytest.mark.parametrize(
+    ("how", "status"),
+    [("exit", 3), ("fail", 1), ("closed", 0), ("signals", 5), ("caught", 0)],
+)
+def test_a_script_prints_and_ends_as_without_watch(script, how, status):
+    *bare, _ = shell(script, how)
+    *seen, ours = shell(script, how, module="labkit.watch")
+    # Addresses in shared memory and workers' pids differ from run to run.
+    assert [re.sub(r"\d{4,}", "", str(x)) for x in seen] == [
+        re.sub(r"\d{4,}", "", str(x)) for x in bare
+    ]
+    assert seen[0] == status
+    said = "\n".join(ours)
+    if how != "closed":
+        assert re.search(r"Training: \d+ batches, \S+ images/s, waiting for data", said)
+        assert len(re.findall("[Dd]ata loading is", said)) <= 2  # after 50 steps, and at the end
+    assert ("The script ended with KeyError; this was measured until then." in said) == (
+        how == "fail"
+    )
+
+
+def test_a_module_is_run_as_by_python_m(script):
+    words = ("-m", "package.train", "plain", "--lr", "1")
+    *bare, _ = shell(*words, cwd=script.parents[1])
+    assert "beside" in bare[1]
+    *seen, ours = shell(*words, module="labkit.watch", cwd=script.parents[1])
+    assert seen == bare
+    assert "Training: " in "\n".join(ours)
+
+
+def test_json_is_written_at_every_report(script, tmp_path):
+    path = tmp_path / "seen.json"
+    words = [sys.executable, "-m", "labkit.watch", "--json", path, script, "wait"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
+        run.stdout.readline()
+        assert run.stdout.readline() == "60 steps\n"
+        until(path.exists)
+        run.send_signal(signal.SIGKILL)
+    seen = json.loads(path.read_text())
+    assert (seen["has_ended"], seen["training"]["steps"] >= 50) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (signal.SIGINT, "The script ended with KeyboardInterrupt; this was measured until then."),
+        (signal.SIGTERM, "The script was terminated; this was measured until then."),
+    ],
+)
+def test_a_signal_ends_it_as_without_watch_and_what_was_measured_is_shown(
+    script, tmp_path, number, words
+):
+    path = tmp_path / "seen.json"
+    command = [sys.executable, "-m", "labkit.watch", "--json", path, script, "wait"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes) as process:
+        process.stdout.readline()
+        assert process.stdout.readline() == "60 steps\n"
+        process.send_signal(number)
+        _, said = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == -number
+    assert f"[labkit] {words}" in said
+    assert re.search(r"Training: 5\d batches, \S+ images/s, waiting for data", said)
+    assert "script.py" not in said
+    seen = json.loads(path.read_text())
+    assert (seen["arguments"], seen["has_ended"]) == (["wait"], True)
+    assert seen["answer"]["sentence"] in said
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("none", "no DataLoader of torch was iterated over in this process"),
+        ("early", "the run was too short"),
+    ],
+)
+def test_a_script_without_a_loop_gets_a_sentence(script, how, words):
+    status, _, rest, ours = shell(script, how, module="labkit.watch")
+    assert (status, rest) == (0, [])
+    assert f"Whether data loading is the problem cannot be told: {words}" in ours[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nothing.py"], "argument SCRIPT: must be a Python file, got 'nothing.py'"),
+        (["-m", "nothing.train"], "-m must name a module that can be run, got 'nothing.train'"),
+        ([], "watch needs a script, -m MODULE or --pid PID"),
+        (["-m"], "watch needs a script, -m MODULE or --pid PID"),
+    ],
+)
+def test_what_cannot_be_run_is_one_line(words, message):
+    status, _, rest, _ = shell(*words, module="labkit.watch")
+    assert status == 2
+    assert len(rest) == 1
+    assert rest[0].startswith(f"labkit: {message}")
+
+
+def test_a_script_that_is_no_python_ends_as_in_python(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text("if\n")
+    assert shell(path, module="labkit.watch")[:3] == shell(path)[:3]
+
+
+def free_port():
+    import socket
+
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+TORCHRUN = ["--standalone", "--nproc-per-node", "2"]
+
+
+@pytest.mark.parametrize("how", ["spawn", "fork", "torchrun inside", "torchrun outside"])
+def test_each_rank_reports_and_the_first_one_compares_them(script, tmp_path, how):
+    path = tmp_path / "seen.json"
+    watch = ["labkit.watch", "--json", path]
+    if how == "torchrun outside":
+        words = ["torch.distributed.run", *TORCHRUN, "-m", *watch, script, "ranks"]
+    elif how == "torchrun inside":
+        words = [*watch, "-m", "torch.distributed.run", *TORCHRUN, script, "ranks"]
+    else:
+        words = [*watch, script, how, free_port()]
+    status, out, rest, ours = shell(*words[1:], module=words[0])
+    assert status == 0, rest
+    assert len(re.findall("__main__|__mp_main__", out)) == 2
+    of_second = [line for line in ours if line.startswith("[labkit, rank 1] ")]
+    (line,) = of_second
+    assert line.startswith("[labkit, rank 1] Training: 5")
+    first = [line for line in ours if line.startswith("[labkit, rank 0] ")]
+    assert sum("rank  images/s" in line for line in first) >= 1
+    assert len(first) + len(of_second) == len(ours)  # the process that started them is silent
+    assert all(f"labkit diagnose {script.stem}:make" in x for x in first if "Next:" in x)
+    for name, rank in (("seen.json", 0), ("seen-rank1.json", 1)):
+        assert json.loads((tmp_path / name).read_text())["rank"] == rank
