@@ -52,7 +52,7 @@ class Hook:
         self.now = now
         self.listeners: list[deque[Event]] = []
         self.at_first: Callable[[], object] | None = None
-        """Called once, at the next event."""
+        """Called once, at the next backward pass or optimizer step."""
         self.loaders: list[Loader] = []
         self._changes: ExitStack | None = None
         self.fetching: dict[int, float] = {}
@@ -82,7 +82,7 @@ class Hook:
                 self._changes = None
 
     def wait_for_training(self, start: Callable[[], object]) -> None:
-        """Have a function called at the first batch or optimizer step of this process."""
+        """Have a function called at the first backward pass or optimizer step of this process."""
         if self._changes is None:
             self._changes = _install(self)
         self.at_first = start
@@ -95,9 +95,6 @@ class Hook:
         self.trainer = None
 
     def _emit(self, *values: Any) -> None:
-        if self.at_first is not None:
-            call, self.at_first = self.at_first, None
-            call()
         event = Event(*values)
         for listener in self.listeners:
             listener.append(event)
@@ -220,6 +217,9 @@ class Hook:
 
     def mark(self, kind: Kind) -> None:
         """Note that a backward pass or a step of an optimizer has ended in this thread."""
+        if self.at_first is not None:
+            start, self.at_first = self.at_first, None
+            start()
         self.trainer = thread = get_ident()
         if self._stacks[thread, False] < STACKS:
             self._note_stack(thread, at_batch=False)

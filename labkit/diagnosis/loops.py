@@ -234,7 +234,7 @@ class Loops:
         # An endless iterator, of which an epoch is a part.
         is_border = bool(epoch and loop.drawn and loop.drawn % epoch == 0)
         self._close(thread, loop, at_border=is_border)
-        if thread.to_skip is None and not thread.is_steady:  # the very first batch
+        if thread.to_skip is None and not thread.is_steady:  # the first batch that was seen
             thread.to_skip = 1 + loop.loader.ahead
         elif thread.to_skip is not None:
             thread.to_skip -= 1
@@ -275,7 +275,7 @@ class Loops:
         if not thread.marks:  # only now is known which step was the training's first one
             thread.is_steady = False
             ahead = [self._loaders[number].ahead for number in thread.window]
-            thread.to_skip = 1 + max(ahead, default=0)
+            thread.to_skip = 1 + max(ahead) if ahead else None
         thread.marks[event.kind] += 1
         if event.kind == "backward" and thread.marks["train"]:
             return  # several may belong to one optimizer step

@@ -92,7 +92,8 @@ class Session:
         """Report, and end as without this handler."""
         # The signal often comes twice, and to workers as well, whose end torch would raise here.
         signal.signal(number, signal.SIG_IGN)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        if hasattr(signal, "SIGCHLD"):
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         if os.getpid() == self.pid:
             self.say("The script was terminated; this was measured until then.")
             self.end()
@@ -282,7 +283,7 @@ def _where() -> dict[str, Any]:
         run = os.environ.get("TORCHELASTIC_RUN_ID"), os.environ.get("MASTER_PORT"), os.getppid()
         name = hashlib.sha256(repr(run).encode()).hexdigest()[:16]
         folder = Path(tempfile.gettempdir(), f"labkit-watch-{name}")
-        with suppress(OSError):
+        with suppress(OSError, AttributeError):  # Windows has no owners
             folder.mkdir(mode=0o700, exist_ok=True)
             if files.is_private(folder.lstat()):
                 return {"folder": str(folder), "owner": 0}
@@ -299,7 +300,7 @@ def _watch_children(request: Request) -> None:
 
 
 def watch_when_it_trains() -> None:
-    """Watch this process, which a watched script started, from its first batch or step on."""
+    """Watch this process, which a watched script started, from its first step on."""
     request = Request(**json.loads(os.environ[VARIABLE]))
     handler = signal.getsignal(signal.SIGTERM)
     if isinstance(getattr(handler, "__self__", None), Session):  # of the process that forked

@@ -70,7 +70,8 @@ class Watch:
         self._read_gpu: Callable[[], Reading] | None = None
         self._has_opened_gpu = False
         self._cpu_s = self._counted_s = [0.0] * 6  # as `_count_cpu` says
-        self._next_gpu_s = self._next_look_s = -math.inf
+        self._was_in_loop = False
+        self._next_gpu_s = self._next_look_s = self._next_count_s = -math.inf
         self._warned_s = -math.inf
         self._lock = threading.RLock()  # a signal's handler may report in the middle of a report
         self._beside: ExitStack | None = None
@@ -89,6 +90,7 @@ class Watch:
             beside.close()
         with self._lock:
             self._take()
+            self._count_cpu_in_loops(False)
             self._report(self)
 
     # --- what is known
@@ -161,9 +163,9 @@ class Watch:
                         if self._gpu[name] is not None:
                             self._gpu_percents[name] += self._gpu[name]
                             self._gpu_counts[name] += 1
+            self._count_cpu_in_loops(is_in_loop)
             if now_s >= self._next_look_s:
                 self._next_look_s = now_s + LOOK_S
-                self._count_cpu(keep=is_in_loop)
                 self._open_gpu()
                 self._warn_of_hanging(now_s)
                 self._on_look()
@@ -173,7 +175,6 @@ class Watch:
                 self._due_s = since_s + PERIOD_S
             is_first = self._period_s == PERIOD_S
             if now_s >= self._due_s or (is_first and steps >= FIRST_STEPS):
-                self._count_cpu(keep=is_in_loop)
                 self._period_s *= 1 if is_first and steps < FIRST_STEPS else 2
                 self._due_s = now_s + self._period_s / 2
                 self._report(self)
@@ -184,14 +185,21 @@ class Watch:
         if torch is None or not torch.distributed.is_available():
             return
         distributed = torch.distributed
-        if distributed.is_initialized():
-            self.ranks = distributed.get_world_size()
-            self.rank = distributed.get_rank() if self.ranks > 1 else None
+        with suppress(ValueError, RuntimeError):  # it is destroyed just now
+            if distributed.is_initialized():
+                self.ranks = distributed.get_world_size()
+                self.rank = distributed.get_rank() if self.ranks > 1 else None
 
     def _take(self) -> None:
         with suppress(IndexError):
             while True:
                 self._loops.add(self.events.popleft())
+
+    def _count_cpu_in_loops(self, is_in_loop: bool) -> None:
+        now_s = self._hook.now()
+        if is_in_loop != self._was_in_loop or (is_in_loop and now_s >= self._next_count_s):
+            self._count_cpu(keep=self._was_in_loop)
+            self._next_count_s, self._was_in_loop = now_s + LOOK_S, is_in_loop
 
     def _count_cpu(self, *, keep: bool) -> None:
         """Count wall seconds, CPU seconds of process, workers and cores, and workers' wall seconds.
