@@ -63,6 +63,7 @@ class Hook:
         self._iterators: dict[int, weakref.ref] = {}  # loader -> its iterator
         self._drawers: dict[int, int] = {}  # loader -> thread
         self._handed: dict[int, Handed] = {}
+        self._takers: set[tuple[int, type]] = set()  # thread, how it gets batches of another one
         self._calls: dict[tuple[int, bool], set[CodeType]] = {}  # thread, at a batch -> functions
         self._stacks: Counter[tuple[int, bool]] = Counter()
 
@@ -90,7 +91,8 @@ class Hook:
     def reset(self) -> None:
         """Forget what the process did that forked this one, and who listens there."""
         self.listeners = []
-        for state in (self.fetching, self._handed, self._drawers, self._calls, self._stacks):
+        states = self.fetching, self._handed, self._takers, self._drawers, self._calls, self._stacks
+        for state in states:
             state.clear()
         self.trainer = None
 
@@ -201,14 +203,20 @@ class Hook:
         thread = get_ident()
         if thread in self.fetching:
             return get()
-        # While it waits it may wait for a batch; if another item comes, no event says so.
         began_s = self.now()
-        item = get()
+        # A thread that got batches so far waits for the next one.
+        if (thread, type(holder)) in self._takers:
+            self.fetching[thread] = began_s
+        try:
+            item = get()
+        finally:
+            self.fetching.pop(thread, None)
         handed = vars(holder).get("_labkit", {}).pop(id(item), None)
         if handed is not None:
             kind: Kind = "end" if handed.is_end else "draw"
             self._emit(kind, thread, began_s, self.now(), handed.loader, handed.samples)
             self._handed[thread] = handed
+            self._takers.add((thread, type(holder)))
             if self._stacks[thread, True] < STACKS:
                 self._note_stack(thread, at_batch=True)
         return item
@@ -259,7 +267,8 @@ def describe(loader: object, iterator: object, is_training: bool) -> Loader:
     workers = getattr(made, "_num_workers", None)
     if workers is None:
         return Loader(name=type(loader).__name__, is_training=is_training)
-    size = getattr(made._index_sampler, "batch_size", None)
+    # An own batch sampler may not tell.
+    size = getattr(made._index_sampler, "batch_size", None) or getattr(loader, "batch_size", None)
     words, batches = [type(made._dataset).__name__], None
     with suppress(Exception):  # the user's own __len__ may raise anything
         words.append(f"{len(made._dataset):,} samples")
