@@ -28,7 +28,7 @@ CYCLES = 8  # that waits must have followed
 IN_ONE_STEP = 0.8  # of the waiting of a cycle
 BIN = 1.05  # quotient of two neighbouring bins of waits: percentiles are exact to 5 %
 SHORTEST_WAIT_S = 1e-6
-FEWEST_LOOKS = 50  # at the stack of the thread that trains; fewer say nothing
+FEWEST_LOOKS = 20  # at the stack of the thread that trains; fewer say nothing
 FEWEST_UPDATES = 0.1  # of all optimizer steps must follow a batch of a loop that was seen
 
 
