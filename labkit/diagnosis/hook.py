@@ -54,6 +54,8 @@ class Hook:
         self.at_first: Callable[[], object] | None = None
         """Called once, at the next backward pass or optimizer step."""
         self.loaders: list[Loader] = []
+        self.is_reported = False
+        """Something prints what is seen of all loaders."""
         self._changes: ExitStack | None = None
         self.fetching: dict[int, float] = {}
         """Thread -> since when it waits for a batch."""

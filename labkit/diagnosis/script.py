@@ -71,6 +71,7 @@ class Session:
     def start(self) -> Session:
         """Watch this process until `end`, or until its own end."""
         self.watch.start()
+        HOOK.is_reported = True
         with suppress(ValueError):  # another thread than the main one
             if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
                 signal.signal(signal.SIGTERM, self._terminate)

@@ -33,6 +33,7 @@ WAITS = {
     "inference": 10 / 20,
     "queues_in_a_row": 10 / 20,
     "every_fourth": 18 / 20,
+    "named_loader": 20 / 30,
 }
 UNSEEN = {"unseen_loader": "loader", "own_process": "loader", "hidden_thread": "thread"}
 
@@ -47,6 +48,7 @@ def seen(tmp_path_factory):
         words = [sys.executable, "-m", "labkit.watch", "--json", path, SCRIPT, name]
         done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S)
         assert done.returncode == 0, done.stderr
+        assert done.stderr.count("Training: ") <= 2  # after 50 batches, and at the end
         return json.loads(path.read_text())
 
     names = [*WAITS, *UNSEEN, "lists_of_dicts"]

@@ -278,6 +278,17 @@ def own_process():
         step(batch, 0.005)
 
 
+def named_loader():
+    import labkit
+
+    def batches():  # as DALI's
+        for _ in range(80):
+            time.sleep(0.020)
+            yield torch.ones(BATCH, 3, 2, 2), torch.ones(BATCH, dtype=torch.long)
+
+    train(labkit.watch(batches()), 0.010)
+
+
 # --- without end, to be looked at from outside
 
 
