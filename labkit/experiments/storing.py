@@ -33,6 +33,7 @@ def packing(base: Settings) -> Experiment:
     base = replace(base, packing="folder", preprocessor="classification", subset="first")
     quick = {"folder": base} | {name: replace(base, packing=name) for name in DOCUMENTED}
     raw = {"raw": replace(base, packing="raw")}
+    page_by_page = {"lmdb, no readahead": replace(base, packing="lmdb_no_readahead")}
     every = {**quick, **raw}
     files_and_lmdb = {"folder": base, "lmdb": quick["lmdb"]}
     sequential = change_all(every, "{}, sequential", order="sequential")
@@ -44,7 +45,7 @@ def packing(base: Settings) -> Experiment:
         question="Does one packed file read faster than many small ones?",
         variants=quick,
         source="[000], [001] 3.1.3, [004] 2.6: HDF5, pth, LMDB, TFRecord; no figures",
-        in_full={**raw, **sequential, **warm, **alone, **in_memory},
+        in_full={**raw, **page_by_page, **sequential, **warm, **alone, **in_memory},
         knobs=("num_workers", "storage", "batch_size", "decoder", "input_px", "device"),
     )
 
