@@ -64,16 +64,16 @@ class _TimedDevice:
         self.transfer_s = 0.0
         self.batch_bytes = 0
 
-    def put(self, batch: dict, **how: bool) -> DeviceBatch:
+    def put(self, batch: dict, **how: Any) -> DeviceBatch:
         start_s = self._clock.now()
         on_device = self._device.put(batch, **how)
         self.transfer_s += self._clock.now() - start_s
         self.batch_bytes += sum(tensor.nbytes for tensor in batch.values())
         return on_device
 
-    def wait(self, batch: DeviceBatch, *, record: bool = True) -> None:
+    def wait(self, batch: DeviceBatch) -> None:
         start_s = self._clock.now()
-        self._device.wait(batch, record=record)
+        self._device.wait(batch)
         self.transfer_s += self._clock.now() - start_s
 
 
@@ -273,8 +273,7 @@ def _time_together(
     ranks.meet()
     epoch, batch, ids = time_epoch(pipeline, clock, callbacks)
     order, of = pipeline.source.order, pipeline.parts.traits
-    expected = len(order) - of.steps_short * pipeline.settings.batch_size
-    delivered = epoch.images
+    expected, delivered = len(order), epoch.images
     if delivered == expected and "loading" not in of.leaves_out:
         delivered -= len({image_id for _, image_id in order}.difference(ids))
     if delivered != expected:
