@@ -24,7 +24,7 @@ from labkit.machine import gpu, hardware
 from labkit.machine.gpu import CudaState
 from labkit.parts.decoding import DECODERS, SCALED
 from labkit.parts.devices import DEVICES, PROFILES, Profile
-from labkit.parts.loading import LOADERS, OUTSIDE, OWN_ORDER, THREADED, WITH_PROCESSES
+from labkit.parts.loading import LOADERS, ON_GPU, OUTSIDE, OWN_ORDER, THREADED, WITH_PROCESSES
 from labkit.parts.packing import JPEG, PACKINGS, PIXELS, RESIZED, SAMPLE, Packing
 from labkit.parts.packing.packs import pack_format
 from labkit.parts.packing.remote import local_folder, place
@@ -453,6 +453,11 @@ def _check_outside(settings: Settings, storage: Storage) -> None:
         raise Skip(
             f"{who} reads files by itself, so it cannot wait for {settings.storage}; "
             "choose a real disk"
+        )
+    if settings.loader in ON_GPU and settings.device != "cuda":
+        raise Skip(
+            f"{who} decodes and preprocesses on the GPU, got device {settings.device}; choose "
+            f"device cuda, or the loader {settings.loader}_cpu"
         )
 
 

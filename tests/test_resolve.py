@@ -48,7 +48,7 @@ def test_what_an_emulated_device_cannot_compute_is_left_out(monkeypatch, setting
 
 def test_batches_are_finished_on_the_side_stream_only_where_one_has_kernels_to_finish_with():
     name = {"prefetcher": "data_prefetcher_normalizing"}
-    with pytest.raises(ValueError, match="preprocessor must be one of on_device, .* got 'loops'"):
+    with pytest.raises(ValueError, match=r"preprocessor must be one of on_device, .* got 'loops'"):
         resolve(completed(**name, preprocessor="loops", device="cuda", step="detector"))
     pixels = {**name, "preprocessor": "on_device", "step": "detector"}
     with pytest.raises(Skip, match="one queue for all; choose device cuda"):
