@@ -27,6 +27,9 @@ HARD_DISK, PACKED, SSD = "hard disk", "packed, in order", "SSD"
 def packing(base: Settings) -> Experiment:
     """Compare a file for each image with one packed file, in the formats the documents name.
 
+    Both are read from a hard disk, whose seeking is what packing is to save, unless the user names
+    another storage.
+
     Source: [000], [001] 3.1.3, [004] 2.6.
     """
     # What is read in order must lie in order: no holes between an epoch's images.
