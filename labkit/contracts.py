@@ -70,13 +70,8 @@ class Device(Protocol):
     ) -> DeviceBatch:
         """Start copying a batch to the device."""
 
-    def wait(self, batch: DeviceBatch, *, record: bool = True) -> None:
-        """Make the compute stream wait until a batch has arrived; the host goes on.
-
-        Args:
-            batch: from `put`.
-            record: tell CUDA's allocator that the compute stream uses it.
-        """
+    def wait(self, batch: DeviceBatch) -> None:
+        """Make the compute stream wait until a batch has arrived; the host goes on."""
 
     def synchronize(self) -> None:
         """Make the host wait until the steps are done, as `.item()` does; later copies go on."""

@@ -328,13 +328,17 @@ class Pipeline:
             loader: `self.loader`, or something that measures it.
             device: `self.device`, likewise.
         """
-        return self.parts.prefetch(loader, device, pinned=self.settings.pin_memory)
+        how: dict[str, Any] = {"pinned": self.settings.pin_memory}
+        if self.parts.finishes_on_side_stream:
+            how["finish"] = self._on_device
+        return self.parts.prefetch(loader, device, **how)
 
     def finished(self, batch: DeviceBatch) -> dict[str, torch.Tensor]:
         """Return the batch as the step sees it; an emulated device finishes nothing."""
-        if self.parts.finishes_on_device:
-            return self.parts.preprocessor.on_device(batch, self.settings.input_px)
-        return batch
+        return self._on_device(batch) if self.parts.finishes_on_device else batch
+
+    def _on_device(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return self.parts.preprocessor.on_device(batch, self.settings.input_px)
 
     def forward(self, batch: DeviceBatch) -> object:
         """Finish the batch on the device where its preprocessor works there, then step."""

@@ -24,11 +24,11 @@ from labkit.machine import gpu, hardware
 from labkit.machine.gpu import CudaState
 from labkit.parts.decoding import DECODERS, SCALED
 from labkit.parts.devices import DEVICES, PROFILES, Profile
-from labkit.parts.loading import LOADERS, OUTSIDE, OWN_ORDER, THREADED, WITH_PROCESSES
+from labkit.parts.loading import LOADERS, ON_GPU, OUTSIDE, OWN_ORDER, THREADED, WITH_PROCESSES
 from labkit.parts.packing import JPEG, PACKINGS, PIXELS, RESIZED, SAMPLE, Packing
 from labkit.parts.packing.packs import pack_format
 from labkit.parts.packing.remote import local_folder, place
-from labkit.parts.prefetching import NEEDS_STREAMS, PREFETCHERS, STEPS_SHORT
+from labkit.parts.prefetching import FINISHING, NEEDS_STREAMS, PREFETCHERS, STEPS_SHORT
 from labkit.parts.preprocessing import PREPROCESSORS, Preprocessor
 from labkit.parts.storage import IN_MEMORY, STORAGES, Storage, locate
 from labkit.parts.training import LOOPS, LOSSES, STEPS, TAKES, VECTORIZED, Step
@@ -72,7 +72,7 @@ class Traits:
     """What of the work it does not do: "loading" (one batch is delivered again and again),
     "computing"."""
     steps_short: int
-    """Steps that it leaves out of every epoch."""
+    """Steps that it left out of every epoch, in runs of earlier versions."""
     own_order: bool
     """The images of an epoch come in another order than the other loaders'."""
     outside: bool
@@ -110,6 +110,8 @@ class Resolved:
     make_step: Callable[[Settings, Device], Step]
     finishes_on_device: bool
     """The step takes batches that the preprocessor has still to finish on the device."""
+    finishes_on_side_stream: bool
+    """Likewise, but the prefetcher has it done beside the step."""
     charges_device: bool
     """Likewise, but the device is emulated and is only charged for it."""
 
@@ -139,6 +141,7 @@ def resolve(settings: Settings, *, cuda: Callable[[], CudaState] | None = None) 
             f"{settings.prefetcher} copies on a side stream, which the cpu device does not have; "
             "choose device cuda or emulated"
         )
+    _check_finishing(settings)
     if settings.loader in OUTSIDE:
         _check_outside(settings, storage)
     if settings.device == "cuda" and cuda is not None and not cuda().works:
@@ -151,6 +154,8 @@ def resolve(settings: Settings, *, cuda: Callable[[], CudaState] | None = None) 
     if profile.compute_s_per_image is None and settings.device_speed is not None:
         profile = replace(profile, compute_s_per_image=1 / settings.device_speed)
     of = traits(vars(settings))
+    finishes = of.on_device and settings.step not in ("timed", "nothing")
+    beside = settings.prefetcher in FINISHING
     return Resolved(
         settings=settings,
         traits=of,
@@ -163,7 +168,8 @@ def resolve(settings: Settings, *, cuda: Callable[[], CudaState] | None = None) 
         make_device=DEVICES[settings.device],
         profile=profile,
         make_step=STEPS[settings.step],
-        finishes_on_device=of.on_device and settings.step not in ("timed", "nothing"),
+        finishes_on_device=finishes and not beside,
+        finishes_on_side_stream=finishes and beside,
         charges_device=of.on_device and settings.step == "timed",
     )
 
@@ -302,6 +308,24 @@ def _check_ranks(settings: Settings, storage: Storage) -> None:
         )
 
 
+def _check_finishing(settings: Settings) -> None:
+    """Refuse to finish batches on the side stream where nothing is left to do, or none can."""
+    if settings.prefetcher not in FINISHING:
+        return
+    fitting = [name for name, each in PREPROCESSORS.items() if each.on_device is not None]
+    if settings.preprocessor not in fitting:
+        raise ValueError(
+            f"preprocessor must be one of {', '.join(fitting)} for the prefetcher "
+            f"{settings.prefetcher}, which finishes batches on the device, got "
+            f"{settings.preprocessor!r}"
+        )
+    if settings.device == "emulated":
+        raise Skip(
+            f"{settings.prefetcher} runs kernels on two streams at once, and the simulated GPU has "
+            "one queue for all; choose device cuda"
+        )
+
+
 def _check_packing(settings: Settings) -> None:
     """Refuse what a packing cannot store, and a scaled decoder where its pixels are of no use."""
     can_store = PACKINGS[settings.packing].stores
@@ -429,6 +453,11 @@ def _check_outside(settings: Settings, storage: Storage) -> None:
         raise Skip(
             f"{who} reads files by itself, so it cannot wait for {settings.storage}; "
             "choose a real disk"
+        )
+    if settings.loader in ON_GPU and settings.device != "cuda":
+        raise Skip(
+            f"{who} decodes and preprocesses on the GPU, got device {settings.device}; choose "
+            f"device cuda, or the loader {settings.loader}_cpu"
         )
 
 

@@ -46,6 +46,21 @@ def test_what_an_emulated_device_cannot_compute_is_left_out(monkeypatch, setting
     resolve(completed(**{setting: value}, device="cpu"))
 
 
+def test_batches_are_finished_on_the_side_stream_only_where_one_has_kernels_to_finish_with():
+    name = {"prefetcher": "data_prefetcher_normalizing"}
+    with pytest.raises(ValueError, match=r"preprocessor must be one of on_device, .* got 'loops'"):
+        resolve(completed(**name, preprocessor="loops", device="cuda", step="detector"))
+    pixels = {**name, "preprocessor": "on_device", "step": "detector"}
+    with pytest.raises(Skip, match="one queue for all; choose device cuda"):
+        resolve(completed(**{**pixels, "step": "timed"}, device="emulated"))
+    with pytest.raises(Skip, match="the cpu device does not have"):
+        resolve(completed(**pixels, device="cpu"))
+    parts = resolve(completed(**pixels, device="cuda"))
+    assert (parts.finishes_on_side_stream, parts.finishes_on_device) == (True, False)
+    parts = resolve(completed(**{**pixels, "prefetcher": "data_prefetcher"}, device="cuda"))
+    assert (parts.finishes_on_side_stream, parts.finishes_on_device) == (False, True)
+
+
 def test_mixed_precision_is_left_out_on_a_cpu_that_computes_it_far_slower(monkeypatch):
     monkeypatch.setattr(hardware, "has_bfloat16", lambda: False)
     with pytest.raises(Skip, match=r"precision must be fp32 on a CPU without AVX-512, .* 'amp'"):

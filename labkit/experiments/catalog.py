@@ -25,6 +25,9 @@ CATALOG: dict[str, Callable[[Settings], Experiment]] = {
     for module in (main_road, storing, loading, training_loop)
     for build in module.EXPERIMENTS
 }
+# Experiment -> its own defaults, where the user names no storage.  A modelled disk can be cold on any
+# platform.
+DEFAULTS: dict[str, dict[str, Any]] = {"packing": {"storage": "hdd", "cache": "cold"}}
 # Medium -> its model, for machines without a hard disk, real or throttled.
 MODELS = {
     "hdd": "modelled_hdd",
@@ -37,7 +40,8 @@ MODELS = {
 
 def build(name: str, protocol: str, settings: Mapping[str, Any]) -> Experiment:
     """Return an experiment of the catalog; arguments and errors as `request.experiment`."""
-    base = with_settings(document_base(), dict(settings))
+    own = {} if "storage" in settings else DEFAULTS.get(name, {})
+    base = with_settings(document_base(), {**own, **settings})
     found = pick(CATALOG, name, "experiment")(base)
     pick(dict.fromkeys(PROTOCOLS), protocol, "protocol")
     if protocol == AS_PUBLISHED:
@@ -48,7 +52,7 @@ def build(name: str, protocol: str, settings: Mapping[str, Any]) -> Experiment:
                 f"{known} can also be run as in their document"
             )
         found = replace(found, variants=found.as_published, in_full={}, protocol=protocol)
-    found = _on_this_machine(found, base.storage)
+    found = _on_this_machine(found, settings.get("storage", ""))
     _check_kept(found, settings)
     return found
 

@@ -26,6 +26,13 @@ SHORT_EPOCHS, SHORT_EPOCH_IMAGES = 8, 64
 # prefetch_generator keeps one batch, and its thread holds another.
 THREAD_BATCHES = 2
 RANKS = (1, 2, 4)
+# Preprocessor -> the one that does its work on the device; "on_device" for all detectors'.
+FINISHED_ON_DEVICE = {
+    "classification": "classification_on_device",
+    "classification_on_device": "classification_on_device",
+    "classification_crop": "classification_crop_on_device",
+    "classification_crop_on_device": "classification_crop_on_device",
+}
 TEXTBOOK_PX = 224  # side of the input in most tutorials
 
 
@@ -287,16 +294,22 @@ def prefetching_in_depth(base: Settings) -> Experiment:
     }
     waiting = {"original": pinned, thread: quick[thread], **streams}
     seldom = change_all(waiting, "{}, no waiting", sync_every=0)
-    # Only CUDA has an allocator that must be told, where the host runs ahead.
-    unrecorded = replace(pinned, prefetcher=f"{side}_unrecorded", sync_every=0, device="cuda")
-    seldom[f"{side}, no waiting, without record_stream"] = unrecorded
+    # As [003] and [004] print it: bytes are copied, and normalized on the side stream too.
+    pixels = replace(pinned, preprocessor=FINISHED_ON_DEVICE.get(base.preprocessor, "on_device"))
+    as_bytes = {
+        "original, uint8": pixels,
+        f"{side}, uint8": replace(pixels, prefetcher=side),
+        f"{side}, uint8, as printed": replace(
+            pixels, prefetcher=f"{side}_normalizing", device="cuda"
+        ),
+    }
     return Experiment(
         "prefetching_in_depth",
         question="Is prefetch_generator worth anything beside the loader's own queue?",
         variants=quick,
         published={thread: PUBLISHED["prefetching"][thread]},
         source="[004] 2.1 and experiment 1; disputed, as the loader has a queue of its own",
-        in_full=pageable | streams | seldom,
+        in_full=pageable | streams | seldom | as_bytes,
         knobs=("batch_size", "preprocessor", "device"),
     )
 

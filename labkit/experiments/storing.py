@@ -27,12 +27,16 @@ HARD_DISK, PACKED, SSD = "hard disk", "packed, in order", "SSD"
 def packing(base: Settings) -> Experiment:
     """Compare a file for each image with one packed file, in the formats the documents name.
 
+    Both are read from a hard disk, whose seeking is what packing is to save, unless the user names
+    another storage.
+
     Source: [000], [001] 3.1.3, [004] 2.6.
     """
     # What is read in order must lie in order: no holes between an epoch's images.
     base = replace(base, packing="folder", preprocessor="classification", subset="first")
     quick = {"folder": base} | {name: replace(base, packing=name) for name in DOCUMENTED}
     raw = {"raw": replace(base, packing="raw")}
+    page_by_page = {"lmdb, no readahead": replace(base, packing="lmdb_no_readahead")}
     every = {**quick, **raw}
     files_and_lmdb = {"folder": base, "lmdb": quick["lmdb"]}
     sequential = change_all(every, "{}, sequential", order="sequential")
@@ -44,7 +48,7 @@ def packing(base: Settings) -> Experiment:
         question="Does one packed file read faster than many small ones?",
         variants=quick,
         source="[000], [001] 3.1.3, [004] 2.6: HDF5, pth, LMDB, TFRecord; no figures",
-        in_full={**raw, **sequential, **warm, **alone, **in_memory},
+        in_full={**raw, **page_by_page, **sequential, **warm, **alone, **in_memory},
         knobs=("num_workers", "storage", "batch_size", "decoder", "input_px", "device"),
     )
 

@@ -39,7 +39,7 @@ class CpuDevice:
         """Return the batch as it is."""
         return DeviceBatch(batch)
 
-    def wait(self, batch: DeviceBatch, *, record: bool = True) -> None:
+    def wait(self, batch: DeviceBatch) -> None:
         """Nothing to wait for."""
 
     def synchronize(self) -> None:
@@ -64,15 +64,19 @@ class CudaDevice:
         self.label = f"cuda:{torch.cuda.get_device_name()}"
         self._torch = torch
         self._side_stream = torch.cuda.Stream()
-        # Of batches that the allocator is not told of: the last one with its sum, and on the
-        # device, whether one had another sum after its step.
-        self._unrecorded: tuple[DeviceBatch, torch.Tensor] | None = None
-        self._changed = torch.zeros((), dtype=torch.bool, device=self.torch_device)
 
     def put(
-        self, batch: Mapping[str, torch.Tensor], *, pinned: bool, side_stream: bool
+        self,
+        batch: Mapping[str, torch.Tensor],
+        *,
+        pinned: bool,
+        side_stream: bool,
+        finish: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]] | None = None,
     ) -> DeviceBatch:
-        """Start copying; `pinned` is not used: CUDA knows it of each tensor."""
+        """Start copying, and `finish` the copies on the same stream.
+
+        `pinned` is not used: CUDA knows it of each tensor.
+        """
         cuda = self._torch.cuda
         stream = self._side_stream if side_stream else cuda.current_stream()
         with cuda.stream(stream):
@@ -80,50 +84,26 @@ class CudaDevice:
                 (name, tensor.to(self.torch_device, non_blocking=True))
                 for name, tensor in batch.items()
             )
+            if finish is not None:
+                on_device = DeviceBatch(finish(on_device))
             on_device.ready = stream.record_event() if side_stream else None
         return on_device
 
-    def wait(self, batch: DeviceBatch, *, record: bool = True) -> None:
+    def wait(self, batch: DeviceBatch) -> None:
         """Make the compute stream wait for the copy, and tell the allocator of its use.
 
-        Args:
-            batch: from `put`.
-            record: whether the allocator is told.  Otherwise it may hand the memory to the next
-                copy while the step on the compute stream still reads it.
+        Untold, it may hand the memory to the next copy while the step still reads it.
         """
         if batch.ready is None:
             return
         compute = self._torch.cuda.current_stream()
         compute.wait_event(batch.ready)
-        if record:
-            for tensor in batch.values():
-                tensor.record_stream(compute)
-            return
-        if self._unrecorded is not None:  # all that used it is queued by now
-            last, before = self._unrecorded
-            before.record_stream(compute)
-            self._changed |= _sum(last) != before
-        with self._torch.cuda.stream(self._side_stream):
-            self._unrecorded = batch, _sum(batch)  # before the next copy
+        for tensor in batch.values():
+            tensor.record_stream(compute)
 
     def synchronize(self) -> None:
-        """Wait for the compute stream.
-
-        Raises:
-            RuntimeError: a batch of which the allocator was not told changed before its step ended.
-        """
+        """Wait for the compute stream."""
         self._torch.cuda.current_stream().synchronize()
-        if self._unrecorded is not None and self._changed:
-            raise RuntimeError(
-                "a batch was overwritten on the GPU while a step used it, as record_stream was not "
-                "called; its time does not count"
-            )
-
-
-def _sum(batch: DeviceBatch) -> torch.Tensor:
-    """Add up some elements of the largest tensor: the arms that are not checked take no longer."""
-    largest = max(batch.values(), key=lambda tensor: tensor.nbytes)
-    return largest.flatten()[::4096].double().sum()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,7 +193,7 @@ class EmulatedDevice:
         on_device.ready = end_s
         return on_device
 
-    def wait(self, batch: DeviceBatch, *, record: bool = True) -> None:
+    def wait(self, batch: DeviceBatch) -> None:
         """Let the compute stream start no earlier than the copy ends."""
         self._compute_free_s = max(self._compute_free_s, batch.ready)
 

@@ -4,8 +4,8 @@
 
 `none` is the documents' original loop, `prefetch_generator` adds a thread after the loader
 ([004] 2.1), `data_prefetcher` copies the next batch on a side stream ([004] 2.2, NVIDIA apex),
-`both` does both.  All deliver every batch of the loader except the two `as_published`: the
-documents' rewritten loop ran one step fewer, which a run "as in the document" repeats.
+`both` does both.  `data_prefetcher_normalizing` is the one that [003] and [004] print: it copies
+uint8 batches and normalizes them on the side stream too.  All deliver every batch of the loader.
 
 `data_prefetcher` asks the loader for the next batch *before* the current step is launched, so it
 hides copies, but not a slow loader.
@@ -18,7 +18,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from labkit.contracts import Device, DeviceBatch, open_library
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     Batches = Iterable[dict[str, torch.Tensor]]
     Prefetch = Callable[..., Iterator[DeviceBatch]]
+    Finish = Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]
 
 
 def fetch_plainly(batches: Batches, device: Device, *, pinned: bool) -> Iterator[DeviceBatch]:
@@ -43,9 +44,8 @@ def fetch_on_side_stream(
     device: Device,
     *,
     pinned: bool,
-    steps_short: int = 0,
     step_first: bool = False,
-    record: bool = True,
+    finish: Finish | None = None,
 ) -> Iterator[DeviceBatch]:
     """Copy the next batch on a side stream before the current step.
 
@@ -53,13 +53,12 @@ def fetch_on_side_stream(
         batches: of the loader.
         device: where they are copied.
         pinned: they are in page-locked memory.
-        steps_short: 1 leaves out the last step, as [004]'s own loop does.
         step_first: ask the loader for the next batch after the current step is launched.
-        record: tell CUDA's allocator which stream uses a batch, as apex does since 2019-06-17;
-            [003] and [004] do not.
+        finish: what the device does with each batch on the side stream, after the copy; only a
+            CUDA device has kernels there.
 
-    Source: NVIDIA apex, examples/imagenet/main_amp.py, data_prefetcher; without its
-    normalization, for batches that are dicts, as in [004] section 2.2.
+    Source: NVIDIA apex, examples/imagenet/main_amp.py, data_prefetcher, for batches that are
+    dicts; [004] section 2.2.
     """
     remaining = iter(batches)
 
@@ -67,17 +66,16 @@ def fetch_on_side_stream(
         batch = next(remaining, None)
         if batch is None:
             return None
-        return device.put(batch, pinned=pinned, side_stream=True)
+        how: dict[str, Any] = {} if finish is None else {"finish": finish}
+        return device.put(batch, pinned=pinned, side_stream=True, **how)
 
     following = preload()
     while following is not None:
         current = following
-        device.wait(current, record=record)
+        device.wait(current)
         if step_first:
             yield current
         following = preload()
-        if following is None and steps_short:
-            return
         if not step_first:
             yield current
 
@@ -120,7 +118,7 @@ def _ending(ahead: BackgroundGenerator, broken_off: threading.Event) -> Iterator
 
 
 def fetch_in_thread(
-    batches: Batches, device: Device, *, fetch: Prefetch = fetch_plainly, **how: bool | int
+    batches: Batches, device: Device, *, fetch: Prefetch = fetch_plainly, **how: Any
 ) -> Iterator[DeviceBatch]:
     """Wait for the loader in a thread; copy as `fetch` does."""
     return fetch(DataLoaderX(batches), device, **how)
@@ -132,14 +130,11 @@ PREFETCHERS: dict[str, Prefetch] = {
     "data_prefetcher": fetch_on_side_stream,
     "both": partial(fetch_in_thread, fetch=fetch_on_side_stream),
     "data_prefetcher_step_first": partial(fetch_on_side_stream, step_first=True),
-    "data_prefetcher_unrecorded": partial(fetch_on_side_stream, record=False),
-    # [004]'s loop counts a step before it asks whether that was the last (DOCUMENTS 0.3).
-    "data_prefetcher_as_published": partial(fetch_on_side_stream, steps_short=1, record=False),
-    "both_as_published": partial(
-        fetch_in_thread, fetch=fetch_on_side_stream, steps_short=1, record=False
-    ),
+    "data_prefetcher_normalizing": fetch_on_side_stream,
 }
-# Prefetcher -> steps of an epoch that it leaves out; 0 for all others.
+# These are given `finish`: what the preprocessor leaves to the device is done on the side stream.
+FINISHING = frozenset({"data_prefetcher_normalizing"})
+# Prefetchers that only runs of earlier versions have -> steps of an epoch that they left out.
 STEPS_SHORT = {"data_prefetcher_as_published": 1, "both_as_published": 1}
 # These copy beside the compute stream; a device without streams cannot run them.
 NEEDS_STREAMS = frozenset(PREFETCHERS) - {"none", "prefetch_generator"}

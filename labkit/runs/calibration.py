@@ -205,7 +205,7 @@ def steady_rate(pipeline: Pipeline, clock: Clock, seconds: float) -> float:
     """
     device, settings = pipeline.device, pipeline.settings
     # A very short epoch has nothing to spare.
-    steps = len(pipeline.source) // settings.batch_size - traits(vars(settings)).steps_short
+    steps = len(pipeline.source) // settings.batch_size
     skipped = min(1 + UNSETTLED_STEPS_PER_WORKER * settings.num_workers, steps - 1)
     a_round = min(max(settings.num_workers, 1), steps - skipped)
     counted, elapsed_s = 0, 0.0

@@ -3,7 +3,7 @@
     cold files ─ read each image once, in the epoch's order ─▶ counts per image
 
 They are counted, not timed, in a fresh process without loader workers, whose pipes would count
-too.  A mapped file is read by page faults, so LMDB and raw packs show few calls; disk requests
+too.  A mapped file is read by page faults, so LMDB and pth packs show few calls; disk requests
 count them.
 """
 

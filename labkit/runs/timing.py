@@ -64,16 +64,16 @@ class _TimedDevice:
         self.transfer_s = 0.0
         self.batch_bytes = 0
 
-    def put(self, batch: dict, **how: bool) -> DeviceBatch:
+    def put(self, batch: dict, **how: Any) -> DeviceBatch:
         start_s = self._clock.now()
         on_device = self._device.put(batch, **how)
         self.transfer_s += self._clock.now() - start_s
         self.batch_bytes += sum(tensor.nbytes for tensor in batch.values())
         return on_device
 
-    def wait(self, batch: DeviceBatch, *, record: bool = True) -> None:
+    def wait(self, batch: DeviceBatch) -> None:
         start_s = self._clock.now()
-        self._device.wait(batch, record=record)
+        self._device.wait(batch)
         self.transfer_s += self._clock.now() - start_s
 
 
@@ -195,12 +195,19 @@ def _mean(tensor: torch.Tensor) -> float | list[float]:
 
 
 def warm_up(pipeline: Pipeline) -> None:
-    """Run a few steps on an artificial batch, so that the files stay cold."""
+    """Run a few steps on an artificial batch, so that the files stay cold.
+
+    It is copied as in an epoch: the first page-locked memory, and the first memory of a side
+    stream, take longer.
+    """
     if pipeline.device.emulated:
         return
     batch = pipeline.resident_batch()
-    for _ in range(WARM_UP_STEPS):
-        on_device = pipeline.device.put(batch, pinned=False, side_stream=False)
+    batches = [batch] * WARM_UP_STEPS
+    if pipeline.settings.pin_memory and pipeline.device.torch_device.type == "cuda":
+        # All are held at once, as a loader holds what it has loaded ahead.
+        batches = [{name: each.pin_memory() for name, each in batch.items()} for batch in batches]
+    for on_device in pipeline.batches(batches, pipeline.device):
         loss = pipeline.forward(on_device)
         if pipeline.step.backward is not None:
             pipeline.step.backward(loss)
@@ -273,8 +280,7 @@ def _time_together(
     ranks.meet()
     epoch, batch, ids = time_epoch(pipeline, clock, callbacks)
     order, of = pipeline.source.order, pipeline.parts.traits
-    expected = len(order) - of.steps_short * pipeline.settings.batch_size
-    delivered = epoch.images
+    expected, delivered = len(order), epoch.images
     if delivered == expected and "loading" not in of.leaves_out:
         delivered -= len({image_id for _, image_id in order}.difference(ids))
     if delivered != expected:
@@ -345,6 +351,13 @@ def _measure(settings: Settings, excluded: frozenset[int], ranks: Ranks) -> dict
 # Source: torch.cuda.max_memory_allocated, max_memory_reserved.
 
 MULTIPLE = 4  # [002]: a multiple of 2, better of 4
+# What torch, the CUDA runtime, cuBLAS and cuDNN say; the last three raise a plain RuntimeError.
+OUT_OF_MEMORY = (
+    "CUDA out of memory",
+    "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+)
 # Peak bytes allocated and reserved.
 Held = tuple[int, int]
 
@@ -372,6 +385,14 @@ def search(fits: Callable[[int], Held | None], most: int) -> dict[int, Held | No
     return dict(sorted(tried.items()))
 
 
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Return whether an error of torch says that the GPU's memory does not suffice."""
+    import torch
+
+    said = str(error)
+    return isinstance(error, torch.OutOfMemoryError) or any(text in said for text in OUT_OF_MEMORY)
+
+
 def search_on_cuda(settings: Settings) -> dict[str, Any]:
     """Find the largest batch that trains on this process's GPU.
 
@@ -394,7 +415,9 @@ def search_on_cuda(settings: Settings) -> dict[str, Any]:
         try:
             sized = replace(pipeline.parts, settings=replace(settings, batch_size=batch_size))
             warm_up(replace(pipeline, parts=sized))
-        except torch.OutOfMemoryError:
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
             return None
         return torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
 

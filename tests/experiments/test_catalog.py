@@ -123,12 +123,28 @@ def test_modelled_disks_stand_alone_and_nothing_is_cold_that_cannot_be(on, machi
 )
 def test_what_stands_in_for_a_hard_disk_depends_on_the_machine(on, machine, disk):
     on(machine)
-    for name in ("storage", "combined"):
+    for name in ("storage", "combined", "packing"):
         chosen = experiment(name)
         assert chosen.variants[chosen.baseline].storage == disk
         assert len(chosen.notes) == (disk != "hdd")
     nvme = {"throttled": "nvme", "hdd": "nvme"}.get(disk)
     assert experiment("storage").variants.get("nvme", Settings(storage="")).storage == (nvme or "")
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_packs_are_read_cold_from_a_hard_disk_unless_the_user_names_another_storage(on, machine):
+    on(machine)
+    disks = {"hdd", "throttled", "modelled_hdd"}
+    chosen = experiment("packing").variants.values()
+    assert {settings.storage for settings in chosen} < disks
+    assert {settings.cache for settings in chosen} == {"cold"}
+    assert {
+        settings.cache for settings in experiment("packing", cache="warm").variants.values()
+    } == {"warm"}
+    for storage in ("here", "ssd", "modelled_hdd"):
+        chosen = experiment("packing", storage=storage)
+        assert {settings.storage for settings in chosen.variants.values()} == {storage}
+        assert chosen.notes == ()
 
 
 @pytest.mark.parametrize("machine", MACHINES)

@@ -1,8 +1,11 @@
 """The largest batch: found by trying, said with what it takes, and divided for an experiment."""
 
 import math
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 import labkit as lab
 from labkit.claims.ledger import CLAIMS
@@ -10,6 +13,9 @@ from labkit.contracts import Skip
 from labkit.experiments.largest_batch import describe
 from labkit.machine import gpu
 from labkit.machine.gpu import CudaState
+from labkit.pipeline import Pipeline
+from labkit.resolve import resolve
+from labkit.runs import timing
 from labkit.runs.timing import search
 from labkit.settings import MODES, complete
 
@@ -44,6 +50,55 @@ def test_no_batch_is_larger_than_the_images_there_are(most, largest):
     tried = search(fits, most)
     assert max(tried, default=None) == largest
     assert all(size <= most for size in asked)
+
+
+@pytest.mark.parametrize(
+    ("error", "is_memory"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`"), True),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), True),
+        (RuntimeError("CUDA out of memory"), True),
+        (RuntimeError("CUDA error: out of memory"), True),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), False),
+    ],
+    ids=str,
+)
+def test_a_size_that_any_library_has_no_memory_for_does_not_fit(monkeypatch, error, is_memory):
+    def refuse(pipeline):
+        if pipeline.parts.settings.batch_size > 8:
+            raise error
+
+    for name in ("empty_cache", "reset_peak_memory_stats"):
+        monkeypatch.setattr(torch.cuda, name, lambda: None)
+    for name in ("max_memory_allocated", "max_memory_reserved"):
+        monkeypatch.setattr(torch.cuda, name, lambda: GIB)
+    of_gpu = SimpleNamespace(total_memory=10 * GIB)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: of_gpu)
+    built = Pipeline(
+        parts=replace(resolve(BASE), settings=BASE),
+        source=None,
+        loader=None,
+        device=None,
+        step=None,
+    )
+    monkeypatch.setattr(timing, "build", lambda settings, clock: built)
+    monkeypatch.setattr(timing, "shuffled_images", lambda settings: range(100))
+    monkeypatch.setattr(timing, "warm_up", refuse)
+    if not is_memory:
+        with pytest.raises(RuntimeError, match="illegal memory access"):
+            timing.search_on_cuda(BASE)
+        return
+    tried = timing.search_on_cuda(BASE)["tried"]
+    assert [size for size, *held in tried if held == [GIB, GIB]] == [4, 8]
+    assert [size for size, *held in tried if held == [None, None]] == [12, 16]
+
+
+@pytest.mark.needs_cuda
+def test_what_a_real_gpu_has_no_memory_for_is_told_from_other_errors():
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(1 << 50, dtype=torch.uint8, device="cuda")
+    assert timing.is_out_of_memory(caught.value)
 
 
 def found(*tried, images=1000):

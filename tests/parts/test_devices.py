@@ -1,7 +1,9 @@
 """The emulated device keeps CUDA's rules, on a clock that never lies."""
 
-from contextlib import nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,9 +11,11 @@ import torch
 from labkit.parts.devices import (
     DEVICES,
     QUEUED_STEPS,
+    CudaDevice,
     EmulatedDevice,
     Profile,
 )
+from labkit.parts.preprocessing import PREPROCESSORS
 from tests.fake_clock import FakeClock
 
 # 1 s per image, 1 byte/s pageable, 2 bytes/s pinned: seconds can be read off.
@@ -109,25 +113,69 @@ def test_a_batch_arrives_whole_on_cuda(side_stream):
 
 
 @pytest.mark.needs_cuda
-@pytest.mark.parametrize("record", [False, True])
-def test_a_batch_that_is_overwritten_while_a_step_uses_it_does_not_count(record):
+def test_no_copy_overwrites_a_batch_that_a_step_still_uses():
     device = DEVICES["cuda"](PROFILE, FakeClock())
 
-    def arrive():
-        sent = {"image": torch.rand(1 << 22).pin_memory()}
+    def arrive(value):
+        sent = {"image": torch.full((1 << 22,), float(value)).pin_memory()}
         batch = device.put(sent, pinned=True, side_stream=True)
-        device.wait(batch, record=record)
+        device.wait(batch)
         return batch
 
-    for _ in range(3):  # loads the kernels
-        batch = arrive()
+    for number in range(3):  # loads the kernels
+        arrive(number)["image"].sum()
         device.synchronize()
+    batch = arrive(7)
     torch.cuda._sleep(200_000_000)  # a step of some 0.1 s
-    batch = arrive()
-    again = arrive()  # where the batch of the step was, unless the allocator was told
-    with nullcontext() if record else pytest.raises(RuntimeError, match="record_stream was not"):
+    total = batch["image"].sum()
+    del batch
+    again = arrive(9)  # where the batch of the step was, unless the allocator was told
+    device.synchronize()
+    assert total.item() == 7.0 * (1 << 22)
+    del again
+
+
+def test_a_batch_is_finished_on_the_stream_that_copied_it_and_is_ready_after_that():
+    device, done = object.__new__(CudaDevice), []
+
+    class Stream:
+        def record_event(self):
+            done.append("event")
+            return "ready"
+
+    @contextmanager
+    def on(stream):
+        done.append("side stream" if stream is device._side_stream else "step's stream")
+        yield
+        done.append("left")
+
+    def finish(batch):
+        done.append("finish")
+        return {"image": batch["pixels"].float()}
+
+    device.torch_device, device._side_stream = torch.device("cpu"), Stream()
+    device._torch = SimpleNamespace(cuda=SimpleNamespace(stream=on, current_stream=Stream))
+    batch = device.put(
+        {"pixels": torch.ones(3, dtype=torch.uint8)}, pinned=True, side_stream=True, finish=finish
+    )
+    assert done == ["side stream", "finish", "event", "left"]
+    assert (list(batch), batch.ready) == (["image"], "ready")
+
+
+@pytest.mark.needs_cuda
+def test_a_batch_of_bytes_is_normalized_on_the_side_stream_as_on_the_cpu():
+    device = DEVICES["cuda"](PROFILE, FakeClock())
+    finish = partial(PREPROCESSORS["classification_on_device"].on_device, input_px=64)
+    pixels = torch.randint(0, 256, (8, 64, 64, 3), dtype=torch.uint8)
+    numbers = {"label": torch.arange(8), "sample_id": torch.arange(8)}
+    for _ in range(3):
+        sent = {name: each.pin_memory() for name, each in {"pixels": pixels, **numbers}.items()}
+        batch = device.put(sent, pinned=True, side_stream=True, finish=finish)
+        device.wait(batch)
+        doubled = batch["image"] * 2
         device.synchronize()
-    del batch, again
+        expected = finish({"pixels": pixels, **numbers})["image"] * 2
+        torch.testing.assert_close(doubled.cpu(), expected)
 
 
 @pytest.mark.needs_cuda

@@ -36,9 +36,9 @@ def test_a_folder_opens_a_file_per_image_and_a_pack_none(photos):
     folder, raw = count_reads(settings(photos)), count_reads(settings(photos, packing="raw"))
     assert (folder["images"], folder["opens"]) == (24, 1.0)
     assert folder["calls"] >= 1
-    # A mapped file is opened once for all, and read without a call.
+    # One file is opened once for all, and each image read with a call.
     assert (raw["opens"], raw["images"]) == (1 / 24, 24)
-    assert raw["calls"] == 0
+    assert raw["calls"] == 1
     assert count_reads(settings(photos, packing="tfrecord"))["calls"] == 1
 
 

@@ -13,7 +13,7 @@ import torch
 from kernel import needs_fork, needs_read_counts, why_not_evicted
 
 from labkit.analysis.validity import cache_violation
-from labkit.contracts import Skip, Trial
+from labkit.contracts import Skip, SystemClock, Trial
 from labkit.parts.devices import CpuDevice, EmulatedDevice
 from labkit.parts.loading import LOADERS, load_with_torch
 from labkit.parts.prefetching import PREFETCHERS
@@ -110,6 +110,60 @@ def test_a_synchronizing_loop_spends_the_rest_of_its_time_waiting_for_the_device
     # Every step: half a second for the batch, then its copy (4 s) and its compute (8 s).
     assert epoch.epoch_s == 3 + 4 * (0.5 + 4 + 8)
     assert (epoch.startup_s, epoch.wait_s, epoch.sync_s) == (3.0, 2.0, 4 * (4 + 8))
+
+
+@pytest.mark.parametrize("prefetcher", ["none", "data_prefetcher"])
+@pytest.mark.parametrize("pin_memory", [True, False])
+def test_the_warm_up_copies_as_the_epochs_do(monkeypatch, prefetcher, pin_memory):
+    pinned, copied, trained = [], [], []
+
+    class Device:
+        emulated, torch_device = False, torch.device("cuda")
+
+        def put(self, batch, *, pinned, side_stream):
+            copied.append((id(batch["sample_id"]), pinned, side_stream))
+            return batch
+
+        def wait(self, batch):
+            pass
+
+        def synchronize(self):
+            trained.append("synchronized")
+
+    def pin(tensor):
+        pinned.append(tensor.clone())
+        return pinned[-1]
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
+    warmed = SimpleNamespace(
+        device=Device(),
+        settings=SimpleNamespace(pin_memory=pin_memory),
+        resident_batch=lambda: BATCH,
+        forward=trained.append,
+        step=Step(forward=None, backward=None, loss=lambda: None),
+        batches=lambda loader, device: PREFETCHERS[prefetcher](loader, device, pinned=pin_memory),
+    )
+    timing.warm_up(warmed)
+    assert len(trained) == timing.WARM_UP_STEPS + 1 and trained[-1] == "synchronized"
+    on_side_stream = prefetcher == "data_prefetcher"
+    assert [how for _, *how in copied] == [[pin_memory, on_side_stream]] * timing.WARM_UP_STEPS
+    # Each in page-locked memory of its own, as what a loader has loaded ahead.
+    assert {number for number, *_ in copied} == (
+        {id(tensor) for tensor in pinned} if pin_memory else {id(BATCH["sample_id"])}
+    )
+
+
+@pytest.mark.needs_cuda
+def test_the_first_epoch_on_cuda_pins_and_copies_from_memory_that_is_there(photos):
+    chosen = settings(
+        photos, num_workers=0, images=8, cache="as found", prefetcher="data_prefetcher"
+    )
+    chosen |= {"device": "cuda", "step": "small_classifier", "preprocessor": "classification"}
+    chosen = Settings(**{**chosen, "pin_memory": True, "device_speed": None})
+    opened, _ = timing.open_trial(chosen, SystemClock(), frozenset())
+    reserved = torch.cuda.memory_stats()["num_device_alloc"]
+    time_epoch(opened, SystemClock())
+    assert torch.cuda.memory_stats()["num_device_alloc"] == reserved
 
 
 def test_cpu_seconds_are_those_of_the_epochs_alone(photos, monkeypatch):

@@ -52,5 +52,7 @@ OUTSIDE = {
     for name in LOADERS
     if name.startswith(("tf_data", "dali"))
 }
+# They decode and preprocess on the GPU.
+ON_GPU = frozenset({"dali"})
 # They deliver the same images in every epoch, but not in the source's order.
 OWN_ORDER = frozenset({"tf_data_as_published", "tf_data_tfrecord", "tf_data_tfrecord_one_by_one"})

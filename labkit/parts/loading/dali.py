@@ -8,7 +8,8 @@ still referenced.  A pipeline is kept from one epoch to the next, as DALI's user
 where the loop leaves an epoch early.  With CUDA, images are on the device when the loop gets them:
 their transfer is part of loading, and loading takes GPU memory and time from training.
 
-Source: docs.nvidia.com/deeplearning/dali, Pipeline, fn.io.file.read, fn.decoders.image.
+Source: docs.nvidia.com/deeplearning/dali, Pipeline, Pipeline.run, fn.io.file.read and
+fn.decoders.image.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def load_with_dali(
     Args:
         source: the images.
         settings: `num_workers` threads, `prefetch_factor` batches ahead.
-        on_gpu: decode, resize and normalize there, where the device is cuda.  The equal-work gate
+        on_gpu: decode, resize and normalize there.  The equal-work gate, which has the device cpu,
             compares a batch of the CPU's; a GPU's are compared by their means after the run.
 
     Raises:
@@ -69,9 +70,13 @@ class DaliLoader:
     def _batches(self, pipeline: Any, paths: _Paths) -> Iterator[dict[str, torch.Tensor]]:
         import torch
 
+        # On the stream that computes: otherwise an output counts as free when the host drops it,
+        # and DALI writes the next one over what a queued step has still to read.
+        # By position: what is named is an input of the pipeline.
+        stream = [torch.cuda.current_stream()] if self._on_gpu else []
         while True:
             try:
-                outputs = pipeline.run()
+                outputs = pipeline.run(*stream)
             except StopIteration:
                 break
             tensors = [torch.from_dlpack(output.as_tensor()) for output in outputs]

@@ -9,7 +9,6 @@ to use a file that its parent opened; the other files may be read on after a for
 from __future__ import annotations
 
 import errno
-import mmap
 import os
 import struct
 import threading
@@ -18,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -48,7 +47,7 @@ class Format:
     """Images of the pack -> those of one of its files."""
 
 
-# --- raw: record after record in one file, mapped into memory ---------------------------------
+# --- raw: record after record in one file -----------------------------------------------------
 
 
 def write_raw(folder: Path, images: int, records: Records) -> np.ndarray:
@@ -68,11 +67,14 @@ def _write_bytes(file: BinaryIO, records: Records) -> np.ndarray:
 
 @contextmanager
 def open_raw(files: Sequence[Path], spans: np.ndarray) -> Iterator[Read]:
-    """Map the file into memory, so that page faults read it instead of calls."""
-    with files[0].open("rb") as file:
-        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    with mapped:
-        yield lambda i: mapped[slice(*spans[i])]
+    """Open the file; read with a call, as a page fault of a mapped file would hold the GIL."""
+
+    def read(i: int) -> bytes:
+        start, end = map(int, spans[i])
+        return _read_at(file, start, end - start)
+
+    with files[0].open("rb", buffering=0) as file:
+        yield read
 
 
 # --- pth: torch's own file with a list of uint8 tensors ----------------------------------------
@@ -159,8 +161,17 @@ _READING = threading.RLock()
 
 
 @contextmanager
-def open_lmdb(files: Sequence[Path], spans: np.ndarray) -> Iterator[Read]:
-    """Open the environment when a record is read; it is closed before a fork."""
+def open_lmdb(
+    files: Sequence[Path], spans: np.ndarray, *, readahead: bool = True
+) -> Iterator[Read]:
+    """Open the environment when a record is read; it is closed before a fork.
+
+    Args:
+        files: the pack's only one.
+        spans: not used: LMDB looks records up by itself.
+        readahead: a page fault also reads what follows, LMDB's default.  An image is many pages,
+            so without it each takes many requests of one page.
+    """
     import lmdb
 
     (path,) = files
@@ -168,10 +179,9 @@ def open_lmdb(files: Sequence[Path], spans: np.ndarray) -> Iterator[Read]:
     def read(i: int) -> bytes:
         with _READING:  # no fork meanwhile
             if path not in _ENVIRONMENTS:
-                # A lock would be a file beside the pack, which is not written to. Reading ahead,
-                # LMDB's default, is wasted where the order is shuffled.
+                # A lock would be a file beside the pack, which is not written to.
                 _ENVIRONMENTS[path] = lmdb.open(
-                    str(path), subdir=False, readonly=True, lock=False, readahead=False,
+                    str(path), subdir=False, readonly=True, lock=False, readahead=readahead,
                     meminit=False,
                 )  # fmt: skip
             with _ENVIRONMENTS[path].begin() as transaction:
@@ -302,6 +312,13 @@ RAW = Format(name="raw", write=write_raw, open=open_raw)
 PTH = Format(name="pth", write=write_pth, open=open_pth)
 HDF5 = Format(name="hdf5", write=write_hdf5, open=open_hdf5, needs="h5py")
 LMDB = Format(name="lmdb", write=write_lmdb, open=open_lmdb, needs="lmdb")
+# As Efficient-PyTorch opens it (DOCUMENTS B): one page for each fault.
+LMDB_NO_READAHEAD = Format(
+    name="lmdb_no_readahead",
+    write=write_lmdb,
+    open=partial(open_lmdb, readahead=False),
+    needs="lmdb",
+)
 TFRECORD = Format(
     name="tfrecord",
     write=write_tfrecord,

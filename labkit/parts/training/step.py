@@ -280,7 +280,11 @@ def _convolves_in_tf32() -> bool:
 
     # As torch.cuda.is_tf32_supported, which torch 2.6 does not have.
     has_tf32 = torch.cuda.is_bf16_supported(including_emulation=False)
-    return has_tf32 and torch.backends.cudnn.allow_tf32
+    cudnn: Any = torch.backends.cudnn
+    # Since torch 2.9; once it was set, reading allow_tf32 may raise.
+    if hasattr(cudnn, "conv"):
+        return has_tf32 and cudnn.conv.fp32_precision == "tf32"
+    return has_tf32 and cudnn.allow_tf32
 
 
 @cache

@@ -9,15 +9,18 @@ import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from jpegs import encode, exif, photo, with_segment
 from kernel import needs_fork
 from small import completed
 
 from labkit.contracts import Skip, classifier_batch, difference, open_library
-from labkit.parts.loading import OUTSIDE, OWN_ORDER
+from labkit.parts.loading import ON_GPU, OUTSIDE, OWN_ORDER
+from labkit.parts.loading.dali import DaliLoader
 from labkit.pipeline import open_loader
 from labkit.resolve import open_source, resolve
 from labkit.runs import checks
@@ -26,8 +29,9 @@ from labkit.runs.process import Launcher
 from tests.parts.loading.test_loading import assert_nothing_left
 from tests.processes import PATIENCE_S
 
-IN_ORDER = sorted(OUTSIDE.keys() - OWN_ORDER)
-ONE_OF_EACH = ["tf_data", "dali"]
+ON_CPU = sorted(OUTSIDE.keys() - ON_GPU)
+IN_ORDER = sorted(set(ON_CPU) - OWN_ORDER)
+ONE_OF_EACH = ["tf_data", "dali_cpu"]
 BATCH_SIZE, INPUT_PX = 4, 64
 SPECS = classifier_batch(BATCH_SIZE, INPUT_PX)
 
@@ -133,7 +137,7 @@ class TestTheSameWork:
             assert difference(batch, reference, SPECS) == ""
 
     def test_the_gate_lets_them_pass(self, packed):
-        variants = {name: settings(packed, name, batch_size=24) for name in ("torch", *OUTSIDE)}
+        variants = {name: settings(packed, name, batch_size=24) for name in ("torch", *ON_CPU)}
         assert checks.compare_work(variants, "torch") == dict.fromkeys(variants, ("ok", ""))
 
     @pytest.mark.parametrize("kind", KINDS)
@@ -194,6 +198,49 @@ class TestEnding:
         assert len(crcs) == 1  # the same images last, in both epochs
 
 
+class FakePipeline:
+    """Two batches of numbers, and the arguments it was run with."""
+
+    def __init__(self):
+        self.asked = []
+
+    def reset(self):
+        pass
+
+    def run(self, *asked, **named):
+        if len(self.asked) == 2:
+            raise StopIteration
+        self.asked.append((asked, named))
+        return [SimpleNamespace(as_tensor=lambda: np.arange(3.0)) for _ in range(3)]
+
+
+@pytest.mark.parametrize("on_gpu", [True, False])
+def test_dali_hands_its_outputs_to_the_stream_that_computes(on_gpu, monkeypatch):
+    made, loader = FakePipeline(), object.__new__(DaliLoader)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: "the stream that computes")
+    loader._on_gpu = on_gpu
+    assert len(list(loader._batches(made, None))) == 2
+    assert made.asked == [(("the stream that computes",) if on_gpu else (), {})] * 2
+
+
+@pytest.mark.needs_cuda
+@pytest.mark.needs_rivals
+def test_dalis_batches_on_the_gpu_stay_whole_while_queued_steps_read_them(photos):
+    settings_on_gpu = {"device": "cuda", "batch_size": 4, "pin_memory": True}
+    source, loader = opened(photos, "dali", **settings_on_gpu)
+    sums, wanted = [], []
+    for epoch in range(3):
+        source.order.epoch = epoch
+        for batch in loader:
+            torch.cuda._sleep(20_000_000)  # a step of some 10 ms, which nothing waits for
+            sums.append((batch["sample_id"], batch["image"].double().mean()))
+            del batch
+        wanted += torchs(photos, epoch, batch_size=4)
+    for (numbers, mean), reference in zip(sums, wanted, strict=True):
+        assert numbers.tolist() == reference["sample_id"].tolist()
+        assert mean.item() == pytest.approx(reference["image"].mean(), abs=0.05)
+
+
 class TestReasons:
     @pytest.mark.parametrize(
         ("name", "changes", "message"),
@@ -206,6 +253,9 @@ class TestReasons:
              "reads JPEGs by itself from the packing tfrecord, got folder"),
             ("dali_cpu", {"storage": "modelled_ssd"},
              "reads files by itself, so it cannot wait for modelled_ssd; choose a real disk"),
+            ("dali", {}, "the loader dali decodes and preprocesses on the GPU, got device cpu; "
+             "choose device cuda, or the loader dali_cpu"),
+            ("dali", {"device": "emulated"}, "on the GPU, got device emulated; choose device cuda"),
         ],
     )  # fmt: skip
     def test_what_a_rival_cannot_do_it_skips(self, photos, name, changes, message):

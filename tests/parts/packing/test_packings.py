@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+import os
 import pickle
 import sys
 import threading
@@ -259,3 +260,35 @@ def test_a_corrupt_record_is_named_and_the_next_ones_are_read(tmp_path):
     with pytest.raises(ValueError, match=r"TFRecord must have CRCs .* record 2 \(straße/写真"):
         reader.read(2)
     assert [reader.read(i)[0] for i in (3, 4, 5)] == [jpeg for _, jpeg, _ in samples[3:]]
+
+
+@pytest.mark.parametrize(("packing", "ahead"), [("lmdb", True), ("lmdb_no_readahead", False)])
+def test_lmdb_reads_ahead_unless_its_name_says_otherwise(packing, ahead, tmp_path, monkeypatch):
+    import lmdb
+
+    asked = []
+
+    def recording(*args, readahead=True, **options):
+        asked.append(readahead)
+        return opened(*args, readahead=readahead, **options)
+
+    samples, opened = some_samples(), lmdb.open
+    reader = write(packing, tmp_path / "pack", samples)
+    monkeypatch.setattr(lmdb, "open", recording)
+    assert reader.read(0)[0] == samples[0][1]
+    assert asked == [ahead]
+
+
+@pytest.mark.skipif(not hasattr(os, "pread"), reason="this platform has no pread")
+def test_raw_reads_each_record_with_one_call_that_releases_the_gil(tmp_path, monkeypatch):
+    calls, pread = [], os.pread
+    samples = some_samples()
+    reader = write("raw", tmp_path / "pack", samples)
+
+    def recording(file, size_bytes, at):
+        calls.append(size_bytes)
+        return pread(file, size_bytes, at)
+
+    monkeypatch.setattr(os, "pread", recording)
+    assert_gives(reader, samples)
+    assert sorted(calls) == sorted(len(jpeg) for _, jpeg, _ in samples)

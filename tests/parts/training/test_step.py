@@ -105,6 +105,29 @@ def test_a_row_names_its_precision(monkeypatch, dtype, said):
     assert label(settings) == {"precision": said}
 
 
+@pytest.fixture
+def fp32_precision():
+    """cuDNN's setting for convolutions, which torch 2.9 was the first to have."""
+    conv = getattr(torch.backends.cudnn, "conv", None)
+    if conv is None:
+        pytest.skip("this torch has no fp32_precision")
+    before = conv.fp32_precision
+    yield conv
+    conv.fp32_precision = before
+
+
+@pytest.mark.parametrize(("precision", "labels"), [
+    ("ieee", {}), ("tf32", {"precision": "fp32 (convolutions in TF32)"}),
+])  # fmt: skip
+def test_a_precision_set_for_convolutions_alone_is_read(
+    monkeypatch, fp32_precision, precision, labels
+):
+    # torch then refuses to read `allow_tf32`, which holds for RNNs too.
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
+    fp32_precision.fp32_precision = precision
+    assert label(Settings(step="classifier", device="cuda")) == labels
+
+
 @pytest.mark.parametrize(("is_ampere", "said"), [(True, "TF32"), (False, "")])
 def test_a_row_says_that_convolutions_are_in_tf32_where_cudnn_does_that(
     monkeypatch, is_ampere, said
