@@ -351,7 +351,7 @@ def _run_blocks(run: ActiveRun, measure: Callable[[ActiveRun, Planned], Trial]) 
     """Run the trials that the plan and the rows so far ask for."""
     trials = list(load_run(run.folder).trials)
     failures: Counter = Counter()
-    killed = set()
+    passing = set()  # skipped, or killed for lack of memory: a resumed run tries these again
     _drop_unequal(run, trials)  # a run that was killed may not have come to it
     while waiting := deque(next_trials(run.info, trials, run.dropped)):
         done = len({(t.block, t.variant, t.role) for t in trials if t.status == "ok"})
@@ -366,20 +366,21 @@ def _run_blocks(run: ActiveRun, measure: Callable[[ActiveRun, Planned], Trial]) 
                     append_trial(run.folder, trials[-1])
                     run.progress.rate(units.rate(trials[-1].images / trials[-1].time_s))
                     _say_disturbed(run, trials)
-                except Skip as reason:
-                    run.drop(trial, "skipped", str(reason))
-                except TrialFailed as failure:
-                    failures[trial.variant] += 1
-                    if isinstance(failure, TrialKilled):
-                        killed.add(trial.variant)
-                    if failures[trial.variant] < FAILURES_BEFORE_DROPPED:
-                        run.append(trial, "failed", str(failure))
-                        run.progress.say(f"{trial.variant} failed, again later: {failure}")
+                except (Skip, TrialFailed) as failure:
+                    is_skipped = isinstance(failure, Skip)
+                    status = "skipped" if is_skipped else "failed"
+                    # A cache state may fail once in any block.
+                    key = trial if is_skipped else trial.variant
+                    failures[key] += 1
+                    if is_skipped or isinstance(failure, TrialKilled):
+                        passing.add(trial.variant)
+                    if failures[key] < FAILURES_BEFORE_DROPPED:
+                        run.append(trial, status, str(failure))
+                        run.progress.say(f"{trial.variant} {status}, again later: {failure}")
                         _put_off(trial, waiting)
                         continue
-                    # It may have been killed for lack of memory: a resumed run tries it again.
-                    dropped = trial if trial.variant in killed else trial.variant
-                    run.drop(dropped, "failed", str(failure))
+                    dropped = trial if trial.variant in passing else trial.variant
+                    run.drop(dropped, status, str(failure))
                 except (Cancelled, KeyboardInterrupt):
                     run.append(trial, "cancelled", "cancelled by the user")
                     raise
