@@ -33,7 +33,7 @@ from labkit.analysis.stand_ins import (
 )
 from labkit.analysis.statistics import UNSTABLE
 from labkit.analysis.summary import Row, Summary, ratios
-from labkit.analysis.winner import winner
+from labkit.analysis.winner import passed_over, winner
 from labkit.experiments.roofline import SUFFIX
 from labkit.machine import hardware
 from labkit.parts.devices import FREE_LOADER_MIN_AU
@@ -149,8 +149,14 @@ def result(summary: Summary) -> list[str]:
             f"{row.variant}, the same code: {normalized(row)} of its first time" for row in again
         ]
     best = winner(summary)
-    found = f"No variant is measurably faster than {base.variant}"
-    if best is not base:
+    if best is None:
+        found = "; ".join(
+            [
+                f"No variant is measurably faster than {base.variant}",
+                *(f"{name}: {why}" for name, why in passed_over(summary).items()),
+            ]
+        )
+    else:
         verdict = best.verdict or f"no verdict in {summary.mode} mode"
         found = f"{best.variant}: {normalized(best)} of the time of {base.variant}, {verdict}"
     return [found, *bound(summary)]
