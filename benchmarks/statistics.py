@@ -6,7 +6,7 @@
 
 The truth is known, so errors can be counted: differences found where there are none, equality
 granted where there is none, intervals that miss the truth.  Trials are planned, summarized and
-judged by the lab's own code, second attempt included; no formula is repeated here.
+judged by the lab's own code; no formula is repeated here.
 """
 
 import math
@@ -124,7 +124,7 @@ def trial(variant: str, block: int, position: int, role: str, time_s: float) -> 
 def experiment(
     machine: Machine, ratios: Mapping[str, float], rng: random.Random, blocks: int = BLOCKS
 ) -> Summary:
-    """Simulate one experiment as the lab runs it, once more where A1 and A2 disagree.
+    """Simulate one experiment as the lab runs it.
 
     `ratios` are the true normalized times; the baseline's is 1.
     """
@@ -133,12 +133,11 @@ def experiment(
         "variants": {name: {} for name in (BASELINE, *ratios)}, "shuffled": True,
         "order_seed": rng.getrandbits(32),
     }  # fmt: skip
-    trials = []
-    while planned := next_trials(info, trials):
-        block_logs = {p.block: rng.gauss(0, machine.blocks) for p in planned}
-        for p, log_s in zip(planned, log_times(machine, len(planned), rng)):
-            time_s = ratios.get(p.variant, 1.0) * math.exp(log_s + block_logs[p.block])
-            trials.append(trial(p.variant, p.block, p.position, p.role, time_s))
+    trials, planned = [], next_trials(info, ())
+    block_logs = {p.block: rng.gauss(0, machine.blocks) for p in planned}
+    for p, log_s in zip(planned, log_times(machine, len(planned), rng)):
+        time_s = ratios.get(p.variant, 1.0) * math.exp(log_s + block_logs[p.block])
+        trials.append(trial(p.variant, p.block, p.position, p.role, time_s))
     return summarize(info, trials)
 
 

@@ -73,6 +73,8 @@ def _result(run: store.StoredRun) -> str:
     if summary.has_groups or summary.rows[0].normalized_time is None:
         return f"{summary.mode} mode"
     best = winner(summary)
+    if best is None:
+        return f"no variant measurably faster, {summary.mode} mode"
     return f"{best.variant} {units.normalized(best.normalized_time)}, {summary.mode} mode"
 
 

@@ -330,7 +330,7 @@ def fake_judged_trials(media: Mapping[str, FakeMedium] = MEDIA, *, blocks: int =
 
 
 def judged_summary(**info: object) -> Summary:
-    """Ten blocks, of which one is rejected; ssd has an outlier and a trial that was not cold."""
+    """Ten blocks, of which one is disturbed; ssd has an outlier and a trial that was not cold."""
     known = fake_media_info(mode="full", blocks=10, **info)
     known["variants"] |= {name: {"storage": name} for name in known.get("skipped", {})}
     return summarize(known, fake_judged_trials())

@@ -21,7 +21,7 @@ def completed(**changes: object) -> lab.Settings:
     return complete(chosen, MODES["quick"], cores=2, has_cuda=False, can_fork=True, real_step=step)
 
 
-def compare(data, results, variants, base=None, progress=False, **changes) -> lab.Run:
+def compare(data, results, variants, base=None, progress=False, blocks=1, **changes) -> lab.Run:
     """Run variants that each change some settings of the same base; the first is the baseline."""
     settings = lab.Settings(**{**SMALL, "num_workers": 0, "data": str(data), **(base or {})})
     experiment = lab.Experiment(
@@ -31,4 +31,4 @@ def compare(data, results, variants, base=None, progress=False, **changes) -> la
         baseline=next(iter(variants)),
         **changes,
     )
-    return lab.run(experiment, blocks=1, results=results, progress=progress)
+    return lab.run(experiment, blocks=blocks, results=results, progress=progress)

@@ -88,6 +88,21 @@ def is_stable(aa: Sequence[float]) -> bool:
     return low <= margin and high >= -margin
 
 
+def blind_below(aa: Sequence[float]) -> float:
+    """Return the log-ratio below which the machine's noise hides effects; 0 where it is quiet.
+
+    That is half the width of the 95 % interval of A2/A1, where it is more than `DELTA`.
+
+    Args:
+        aa: one ln(A2/A1) per block; below two, nothing is known.
+    """
+    if len(aa) < 2:
+        return 0.0
+    low, high = paired_interval(aa)
+    half = (high - low) / 2
+    return half if half > math.log1p(DELTA) else 0.0
+
+
 def outliers(d: Sequence[float]) -> tuple[int, ...]:
     """Return the indices of values beyond Tukey's outer fences; they are shown, never dropped.
 
@@ -193,7 +208,9 @@ def blocks_needed(s: float, alpha: float) -> int:
     return math.ceil((both * s / DELTA) ** 2 + 2)
 
 
-def judge(log_ratios: Sequence[Sequence[float]], *, stable: bool) -> list[tuple[float, str]]:
+def judge(
+    log_ratios: Sequence[Sequence[float]], *, stable: bool, blind: float
+) -> list[tuple[float, str]]:
     """Judge variants together, so that all their verdicts share one error rate.
 
     Differences and equivalences are each tested at Holm's levels.
@@ -201,6 +218,7 @@ def judge(log_ratios: Sequence[Sequence[float]], *, stable: bool) -> list[tuple[
     Args:
         log_ratios: of each variant one log-ratio per block, at least two.
         stable: the baseline's two runs agree.
+        blind: as of `blind_below`; equivalence and smaller effects are inconclusive then.
 
     Returns:
         For each variant the level of its test for a difference, and its verdict: machine unstable,
@@ -211,7 +229,16 @@ def judge(log_ratios: Sequence[Sequence[float]], *, stable: bool) -> list[tuple[
     levels = holm(different)
     tests = zip(log_ratios, different, levels, equivalent, holm(equivalent))
     return [
-        (level, _verdict(d, p <= level, p_equivalent <= equivalence_level) if stable else UNSTABLE)
+        (
+            level,
+            _verdict(
+                d,
+                p <= level and abs(fmean(d)) >= blind,
+                p_equivalent <= equivalence_level and not blind,
+            )
+            if stable
+            else UNSTABLE,
+        )
         for d, p, level, p_equivalent, equivalence_level in tests
     ]
 

@@ -20,6 +20,7 @@ from labkit.analysis.statistics import (
     DELTA,
     UNSTABLE,
     agreement,
+    blind_below,
     blocks_needed,
     detectable_share,
     is_stable,
@@ -32,9 +33,9 @@ from labkit.analysis.validity import (
     ValidTrials,
     a_over_a,
     baselines_of,
+    disturbed_note,
     group_of,
     is_baseline_run_twice,
-    rejected_note,
     shares_before,
     unwatched,
     valid_trials,
@@ -72,6 +73,8 @@ class Row:
     """Places in `ratios` of values far from the others; shown, never dropped."""
     blocks: int = 0
     """Complete blocks that count."""
+    disturbed: tuple[tuple[int, float], ...] = ()
+    """Block and ratio of its trials in disturbed blocks that are left out of the verdict."""
     left_out: int = 0
     """Trials that do not count, as their cache state is not what their label says."""
     s: float | None = None
@@ -173,16 +176,21 @@ class Summary:
     """Epochs per trial: what `time_s` adds up."""
     n_blocks: int
     """Blocks that count and in which the baseline is complete."""
-    rejected: Mapping[int, str]
-    """Block -> why the machine was not the run's own meanwhile."""
-    are_rejected_left_out: bool
-    """Where verdicts are spoken; elsewhere they count, and it is only said."""
+    n_undisturbed: int
+    """Of these, the blocks that a verdict may rest on."""
+    disturbed: Mapping[int, str]
+    """Block -> in which variant's trials the machine was disturbed, and by what."""
+    are_disturbed_left_out: bool
+    """Where enough other blocks remain for verdicts; elsewhere they count, and it is only said."""
     aa_ratio: float | None
     """Geometric mean of A2 over A1: 1 on a steady machine."""
     aa_low: float | None
     aa_high: float | None
     stable: bool
     """Whether the baseline's two runs agree; without verdicts nothing depends on it."""
+    blind: float
+    """Log-ratio below which effects are not judged, as the baseline's two runs differ by as much;
+    0 where they are closer than the smallest practical difference."""
     calibration: Mapping[str, Any]
     """What `run.json` holds of it: free_loader_au among others."""
     labels: dict[str, str]
@@ -233,7 +241,8 @@ def summarize(info: Mapping[str, Any], trials: Sequence[Trial]) -> Summary:
     twice, baselines = is_baseline_run_twice(info), baselines_of(info)
 
     def log_ratio_of(trial: Trial) -> float:
-        base_runs = valid.base_runs[group_of(info, trial.variant)][trial.block]
+        group = group_of(info, trial.variant)
+        base_runs = {**valid.base_runs[group], **valid.left_out_base_runs[group]}[trial.block]
         return log_ratio(trial.time_s, [run.time_s for run in base_runs])
 
     log_ratios = {name: [*map(log_ratio_of, runs.values())] for name, runs in valid.runs.items()}
@@ -241,21 +250,24 @@ def summarize(info: Mapping[str, Any], trials: Sequence[Trial]) -> Summary:
     floors = {name for name in log_ratios if is_floor(info["variants"][name], base)}
     aa = a_over_a(valid)
     aa_low, aa_high = ratio_interval(aa)
-    stable = is_stable(aa)
+    stable, blind = is_stable(aa), blind_below(aa)
     n_blocks = len(valid.blocks)
     # A fixed order confounds a variant with its place in it: nothing to judge.
-    judged = mode is not None and mode.judged and twice and n_blocks >= MIN_JUDGED_BLOCKS
+    n_undisturbed = len(valid.undisturbed)
+    judged = mode is not None and mode.judged and twice and n_undisturbed >= MIN_JUDGED_BLOCKS
     testable = [name for name, d in log_ratios.items() if len(d) >= 2]
     tests = dict.fromkeys(testable, (ALPHA, ""))
     if judged or len(baselines) == 1:  # the rows of many groups are judged together, or not at all
         together = [name for name in testable if name not in floors]
-        tests |= zip(together, judge([log_ratios[name] for name in together], stable=stable))
+        found = judge([log_ratios[name] for name in together], stable=stable, blind=blind)
+        tests |= zip(together, found)
 
     rows = []
     for group, baseline in baselines.items():
         for name in (baseline, *(x for x in log_ratios if group_of(info, x) == group)):
             if name == baseline:
                 runs = [run for block in valid.base_runs[group].values() for run in block]
+                left_out = [run for b in valid.left_out_base_runs[group].values() for run in b]
                 d, verdict = [*map(log_ratio_of, runs)], "baseline" if judged else ""
                 numbers: dict[str, Any] = {
                     "normalized_time": 1.0 if runs else None,
@@ -263,6 +275,7 @@ def summarize(info: Mapping[str, Any], trials: Sequence[Trial]) -> Summary:
                 }
             else:
                 runs, d = [*valid.runs[name].values()], log_ratios[name]
+                left_out = [*valid.left_out_runs[name].values()]
                 level, verdict = tests.get(name, (None, ""))
                 if not judged or len(d) < MIN_JUDGED_BLOCKS:
                     verdict = ""
@@ -273,6 +286,7 @@ def summarize(info: Mapping[str, Any], trials: Sequence[Trial]) -> Summary:
                 ratios=tuple(math.exp(x) for x in d),
                 outliers=outliers(d),
                 blocks=len({run.block for run in runs}),
+                disturbed=tuple((run.block, math.exp(log_ratio_of(run))) for run in left_out),
                 **_average(runs),
             )
             rows.append(row)
@@ -285,19 +299,21 @@ def summarize(info: Mapping[str, Any], trials: Sequence[Trial]) -> Summary:
         rows=tuple(rows),
         epochs=max((len(trial.epochs) for trial in trials if trial.status == "ok"), default=2),
         n_blocks=n_blocks,
-        rejected=valid.rejected,
-        are_rejected_left_out=valid.are_rejected_left_out,
+        n_undisturbed=n_undisturbed,
+        disturbed=valid.disturbed,
+        are_disturbed_left_out=valid.are_disturbed_left_out,
         aa_ratio=math.exp(fmean(aa)) if aa else None,
         aa_low=aa_low,
         aa_high=aa_high,
         stable=stable,
+        blind=blind,
         calibration=info.get("calibration") or {},
         labels=in_common([row.labels for row in rows if row.labels]),
         protocol=info.get("protocol") or CORRECTED,
         notes=(
             *(info.get("notes") or ()),
             *_unreadable_notes(info, trials),
-            *_run_notes(info, valid, judged=judged, stable=stable),
+            *_run_notes(info, valid, judged=judged, stable=stable, blind=blind),
             *_row_notes(info, valid, trials),
             *(
                 f"{row.variant}: about {needed} blocks would detect {units.limit(DELTA)}"
@@ -424,8 +440,6 @@ def _why_none(
         return rows[-1].status, rows[-1].reason
     if violations := valid.cache_violations.get(name):
         return "failed", violations[-1]
-    if valid.are_rejected_left_out and not valid.blocks:
-        return "missing", rejected_note(valid.rejected, left_out=True)
     return "missing", "no block in which this and the baseline are complete" + yet
 
 
@@ -472,7 +486,8 @@ def ratios(
         if shared := [block for block in a if block in b]:
             log_ratios[one.variant, other.variant] = [a[x] - b[x] for x in shared]
     testable = [key for key, d in log_ratios.items() if len(d) >= 2]
-    tests = dict(zip(testable, judge([log_ratios[key] for key in testable], stable=summary.stable)))
+    found = judge([log_ratios[key] for key in testable], stable=summary.stable, blind=summary.blind)
+    tests = dict(zip(testable, found))
     compared = {}
     for key, d in log_ratios.items():
         low, high = ratio_interval(d)
@@ -666,7 +681,7 @@ def _merge_labels(runs: Sequence[Trial]) -> dict[str, str]:
 
 
 def _run_notes(
-    info: Mapping[str, Any], valid: ValidTrials, *, judged: bool, stable: bool
+    info: Mapping[str, Any], valid: ValidTrials, *, judged: bool, stable: bool, blind: float
 ) -> list[str]:
     """Return why there are no verdicts, what is not finished, and what is unstable."""
     notes, mode, planned = [], info["mode"], info.get("blocks") or 0
@@ -679,12 +694,14 @@ def _run_notes(
     elif mode in MODES and not MODES[mode].judged:
         notes.append(f"no verdicts in {mode} mode")
     elif not judged:
-        notes.append(f"no verdicts: {n_blocks} complete blocks, {MIN_JUDGED_BLOCKS} needed")
+        found = units.count(len(valid.undisturbed), "complete block")
+        undisturbed = " without disturbance" if valid.disturbed else ""
+        notes.append(f"no verdicts: {found}{undisturbed}, {MIN_JUDGED_BLOCKS} needed")
     if n_blocks < planned:
         state = "" if info["status"] == "finished" else f"{info['status']}: "
         notes.append(f"{state}{n_blocks} of {planned} blocks count")
-    if valid.rejected:
-        notes.append(rejected_note(valid.rejected, left_out=valid.are_rejected_left_out))
+    if valid.disturbed:
+        notes.append(disturbed_note(valid.disturbed, left_out=valid.are_disturbed_left_out))
     base = (run for blocks in valid.base_runs.values() for runs in blocks.values() for run in runs)
     if judged and (unseen := unwatched(base)):
         notes.append(f"not monitored on this machine: {', '.join(unseen)}")
@@ -697,6 +714,12 @@ def _run_notes(
         notes.append(
             "machine unstable: the baseline's two runs differ systematically; "
             "close other programs and run again"
+        )
+    elif judged and blind:
+        notes.append(
+            "noisy machine: the baseline's two runs are known to agree only within "
+            f"{units.percent(math.expm1(blind))}, so smaller effects get no verdict; close other "
+            "programs, or measure longer epochs or more blocks"
         )
     return notes
 
@@ -712,19 +735,6 @@ def _unreadable_notes(info: Mapping[str, Any], trials: Sequence[Trial]) -> list[
     return notes
 
 
-def second_attempt_note(aa: Sequence[float]) -> str:
-    """Return why everything is measured again.
-
-    Args:
-        aa: the first attempt's ln(A2/A1), one per block.
-    """
-    differed = units.change(math.exp(fmean(aa)), *ratio_interval(aa))
-    return (
-        f"same code twice: {differed}; all variants are measured again, and only the second "
-        "attempt counts"
-    )
-
-
 def _row_notes(info: Mapping[str, Any], valid: ValidTrials, trials: Sequence[Trial]) -> list[str]:
     """Return which variants lost trials, and why."""
     notes, baselines = [], baselines_of(info)
@@ -732,6 +742,8 @@ def _row_notes(info: Mapping[str, Any], valid: ValidTrials, trials: Sequence[Tri
         broken = [t for t in trials if t.variant == name and t.status in ("failed", "skipped")]
         group = group_of(info, name)
         counted = valid.base_runs[group] if name == baselines.get(group) else valid.runs[name]
+        if often := valid.swapping.get(name):
+            notes.append(f"{name}: {often}; it needs more memory than the machine has free")
         if violations := valid.cache_violations.get(name, ()):
             notes.append(
                 f"{name}: {units.count(len(violations), 'trial')} left out, last: {violations[-1]}"

@@ -1,21 +1,21 @@
 """Which trials and blocks count, for reasons that were fixed before any run.
 
-    trials ─ last attempt ─ cache state proved ─ machine its own ─ baseline complete ─▶ valid
+    trials ─ cache state proved ─ machine undisturbed ─ baseline complete ─▶ valid
 
-A trial whose cache state is not what its label says is left out.  Where verdicts are given, a whole
-block is rejected if the machine was disturbed (EVIDENCE 1: steal, other programs, swapping); other
-runs only say so.  Nothing here looks at a time: dropping rows after seeing the times could make any
-result.  Variants that did other work than the baseline are found in `equal_work`.
+A trial whose cache state is not what its label says is left out.  A block in which the machine was
+disturbed (EVIDENCE 1: steal, other programs, swapping) is marked with the reason and the variant.
+It is left out where enough other blocks remain for verdicts; otherwise it counts, and there are no
+verdicts.  Nothing here looks at a time: dropping rows after seeing the times could make any result.
+Variants that did other work than the baseline are found in `equal_work`.
 """
 
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import Any
+from typing import Any, TypeVar
 
 from labkit import units
 from labkit.contracts import Trial
@@ -23,12 +23,15 @@ from labkit.parts.storage.cache_state import CACHED_WITHIN, COLD_MAX_SHARE, WARM
 from labkit.resolve import traits
 from labkit.settings import MIN_JUDGED_BLOCKS, MODES
 
-# EVIDENCE 1, "Estimator": the only reasons for which a block is rejected.
+T = TypeVar("T")
+# EVIDENCE 1, "Estimator": the only reasons for which a block is left out.
 MAX_STEAL_SHARE = 0.02
-SWAPPED = "swapped"
-# Of the cores that the trial left free, other programs may take a tenth: with more, they compete
-# for cores, caches and memory.  A fifth of a core is what a quiet desktop takes.
+# Of the machine's cores, other programs may take a tenth: with more, they compete for cores, caches
+# and memory.  A fifth of a core is what a quiet desktop takes.
 MAX_OTHER_SHARE, MIN_OTHER_CORES = 0.1, 0.2
+SWAPPED_PAGES = ("swapped_in_pages", "swapped_out_pages")
+# Trials in which a variant has to swap, beside most of its trials, for swapping to be its own.
+MIN_SWAPPING_TRIALS = 3
 # Of the GPU; a desktop draws its windows with it.
 MAX_OTHER_GPU_SHARE = 0.05
 # The kernel counts in hundredths of a second: of a block, trials shorter than this are judged
@@ -40,8 +43,6 @@ COLD_MIN_DEVICE_SHARE = 0.8
 WARM_MAX_DEVICE_SHARE = 0.1
 # A page of a library that is faulted in brings its neighbours along (300 KB were measured).
 PROGRAM_BYTES = 1 << 20
-# A second attempt's blocks are numbered from twice the planned ones: between lie replacements.
-ATTEMPT_BLOCKS = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,79 +53,105 @@ class ValidTrials:
     """Group -> block -> its baseline's runs (A1, A2); only blocks in which these are complete."""
     runs: dict[str, dict[int, Trial]]
     """Variant -> block -> its run; baselines left out."""
-    rejected: dict[int, str]
-    """Block -> why the machine was not the run's own meanwhile."""
-    are_rejected_left_out: bool
-    """Whether rejected blocks are missing above: where verdicts are spoken."""
+    disturbed: dict[int, str]
+    """Block -> in which variant's trial the machine was disturbed, and by what."""
+    are_disturbed_left_out: bool
+    """Whether disturbed blocks are missing above: where enough others remain for verdicts."""
+    left_out_base_runs: dict[str, dict[int, list[Trial]]]
+    """Like `base_runs`, of the disturbed blocks that are left out: they are shown."""
+    left_out_runs: dict[str, dict[int, Trial]]
+    """Like `runs`, of the same blocks."""
+    swapping: dict[str, str]
+    """Variant that swaps again and again -> in how many of its trials."""
     cache_violations: dict[str, tuple[str, ...]]
     """Variant -> for each trial left out why its cache state is not what its label says."""
 
     @property
     def blocks(self) -> set[int]:
-        """Blocks in which the baselines of all measured groups are complete."""
-        complete = [set(blocks) for blocks in self.base_runs.values() if blocks]
-        return set.intersection(*complete) if complete else set()
+        """Blocks that count and in which the baselines of all measured groups are complete."""
+        return _complete(self.base_runs)
+
+    @property
+    def undisturbed(self) -> set[int]:
+        """The blocks that verdicts may rest on."""
+        return self.blocks - self.disturbed.keys()
 
 
-def valid_trials(
-    info: Mapping[str, Any], trials: Sequence[Trial], attempt: int | None = None
-) -> ValidTrials:
+def valid_trials(info: Mapping[str, Any], trials: Sequence[Trial]) -> ValidTrials:
     """Return the trials that count.
 
     Args:
         info: what `run.json` holds; needs mode, baseline and variants.
         trials: the run's rows in the order they were written, of any status.
-        attempt: 0 or 1; unset: the last one with blocks enough for verdicts, else the first.
     """
     mode, failed = MODES.get(info["mode"]), info.get("failed") or {}
-    planned = info.get("blocks") or 0
     # A block repeated after a crash counts once, the first time.
     measured: dict[tuple[str, int, str], Trial] = {}
     for trial in trials:
         if trial.status == "ok" and trial.epochs and trial.variant not in failed:
             measured.setdefault((trial.variant, trial.block, trial.role), trial)
-    if attempt is None:
-        attempt = max((attempt_of(block, planned) for _, block, _ in measured), default=0)
-        again = valid_trials(info, trials, attempt) if attempt else None
-        if again is not None and len(again.blocks) < MIN_JUDGED_BLOCKS:
-            attempt = 0  # too little to judge by: what was there before still stands
-    measured = {
-        key: trial for key, trial in measured.items() if attempt_of(key[1], planned) == attempt
-    }
-    counting: dict[tuple[str, int, str], Trial] = {}
+    proved: dict[tuple[str, int, str], Trial] = {}
     cache_violations: dict[str, list[str]] = {}
     for key, trial in measured.items():
         if violation := cache_violation(trial):
             cache_violations.setdefault(trial.variant, []).append(violation)
         else:
-            counting[key] = trial
-    rejected = disturbed_blocks(measured.values())
-    is_twice = is_baseline_run_twice(info)
-    leaves_out = mode is not None and mode.judged and is_twice
-    if leaves_out:
-        counting = {key: trial for key, trial in counting.items() if trial.block not in rejected}
-    blocks = sorted({block for _, block, _ in counting})
-    roles = ("A1", "A2") if is_twice else ("A1",)
-    base_runs = {}
+            proved[key] = trial
+    base_runs, runs = _in_complete_blocks(info, proved)
+    disturbed, left_out = disturbed_blocks(measured.values(), cores_of(info)), set[int]()
+    if mode is not None and mode.judged and is_baseline_run_twice(info):
+        if len(_complete(base_runs) - disturbed.keys()) >= MIN_JUDGED_BLOCKS:
+            left_out = {*disturbed}
+    return ValidTrials(
+        base_runs=_choose(base_runs, lambda block: block not in left_out),
+        runs=_choose(runs, lambda block: block not in left_out),
+        disturbed=disturbed,
+        are_disturbed_left_out=bool(left_out),
+        left_out_base_runs=_choose(base_runs, left_out.__contains__),
+        left_out_runs=_choose(runs, left_out.__contains__),
+        swapping=swapping_variants(measured.values()),
+        cache_violations={name: tuple(reasons) for name, reasons in cache_violations.items()},
+    )
+
+
+def _complete(base_runs: Mapping[str, Mapping[int, list[Trial]]]) -> set[int]:
+    complete = [set(blocks) for blocks in base_runs.values() if blocks]
+    return set.intersection(*complete) if complete else set()
+
+
+def _choose(
+    runs: Mapping[str, Mapping[int, T]], is_wanted: Callable[[int], bool]
+) -> dict[str, dict[int, T]]:
+    return {
+        name: {block: run for block, run in found.items() if is_wanted(block)}
+        for name, found in runs.items()
+    }
+
+
+def _in_complete_blocks(
+    info: Mapping[str, Any], proved: Mapping[tuple[str, int, str], Trial]
+) -> tuple[dict[str, dict[int, list[Trial]]], dict[str, dict[int, Trial]]]:
+    """Return the runs of baselines and variants in blocks in which the baseline is complete."""
+    blocks = sorted({block for _, block, _ in proved})
+    roles = ("A1", "A2") if is_baseline_run_twice(info) else ("A1",)
+    base_runs: dict[str, dict[int, list[Trial]]] = {}
     for group, baseline in baselines_of(info).items():
-        runs_of = {b: [counting.get((baseline, b, role)) for role in roles] for b in blocks}
-        base_runs[group] = {b: runs for b, runs in runs_of.items() if None not in runs}
+        keys_of = {b: [(baseline, b, role) for role in roles] for b in blocks}
+        base_runs[group] = {
+            b: [proved[key] for key in keys]
+            for b, keys in keys_of.items()
+            if all(key in proved for key in keys)
+        }
     runs = {
         name: {
-            b: counting[name, b, ""]
+            b: proved[name, b, ""]
             for b in base_runs[group_of(info, name)]
-            if (name, b, "") in counting
+            if (name, b, "") in proved
         }
         for name in info["variants"]
         if name not in baselines_of(info).values()
     }
-    return ValidTrials(
-        base_runs=base_runs,
-        runs=runs,
-        rejected=rejected,
-        are_rejected_left_out=leaves_out,
-        cache_violations={name: tuple(reasons) for name, reasons in cache_violations.items()},
-    )
+    return base_runs, runs
 
 
 def baselines_of(info: Mapping[str, Any]) -> dict[str, str]:
@@ -147,9 +174,10 @@ def is_baseline_run_twice(info: Mapping[str, Any]) -> bool:
     return info.get("shuffled", mode is None or mode.shuffled)
 
 
-def attempt_of(block: int, planned: int) -> int:
-    """Return the attempt that a block belongs to: 0, or 1 after an unstable first."""
-    return block // (ATTEMPT_BLOCKS * planned) if planned else 0
+def cores_of(info: Mapping[str, Any]) -> int:
+    """Return the cores of the machine that a run was measured on; 0 where they are unknown."""
+    provenance = info.get("provenance") or {}
+    return provenance.get("cpu_count") or provenance.get("cores") or 0
 
 
 def cache_violation(trial: Trial) -> str:
@@ -204,20 +232,59 @@ def shares_before(trial: Trial) -> list[float | None]:
     return proof.get("resident_shares_before") or [proof.get("resident_share_before")]
 
 
-def disturbed_blocks(trials: Iterable[Trial]) -> dict[int, str]:
-    """Return block -> what kept the machine from being its own; other blocks are left out."""
-    found: dict[int, str] = {}
-    short: dict[int, list[Mapping]] = {}
+def disturbed_blocks(trials: Iterable[Trial], cores: int) -> dict[int, str]:
+    """Return block -> in which variant's trials the machine was disturbed, and by what.
+
+    Args:
+        trials: all that were measured; what one variant does again and again shows only in all.
+        cores: of the machine; 0: unknown.
+
+    Returns:
+        The disturbed blocks only.
+    """
+    trials = list(trials)
+    own = swapping_variants(trials)
+    found: dict[int, dict[str, str]] = {}
+    short: dict[int, list[Trial]] = {}
     for trial in trials:
-        log = trial.disturbance
-        if log.get("duration_s", math.inf) < MIN_JUDGED_S:
-            short.setdefault(trial.block, []).append(log)
-        elif why := why_disturbed(log):
-            found.setdefault(trial.block, f"{trial.variant}: {why}")
-    for block, logs in short.items():
-        if why := why_disturbed(_joined(logs)):
-            found.setdefault(block, why)
-    return dict(sorted(found.items()))
+        if trial.variant in own:
+            log = {**trial.disturbance, **dict.fromkeys(SWAPPED_PAGES, 0)}
+            trial = replace(trial, disturbance=log)
+        if trial.disturbance.get("duration_s", math.inf) < MIN_JUDGED_S:
+            short.setdefault(trial.block, []).append(trial)
+        elif why := why_disturbed(trial.disturbance, cores):
+            found.setdefault(trial.block, {}).setdefault(trial.variant, why)
+    for block, together in short.items():
+        if why := why_disturbed(_joined([trial.disturbance for trial in together]), cores):
+            # The variants whose own logs show it are named.
+            names = dict.fromkeys(
+                trial.variant for trial in together if why_disturbed(trial.disturbance, cores)
+            )
+            found.setdefault(block, {}).setdefault(", ".join(names), why)
+    return {
+        block: ", ".join(f"{name}: {why}" if name else why for name, why in found[block].items())
+        for block in sorted(found)
+    }
+
+
+def swapping_variants(trials: Iterable[Trial]) -> dict[str, str]:
+    """Return the variants that swap in most of their trials, each with how often.
+
+    That is a result about them.  Where all variants swap, it is the machine's state.
+    """
+    swapped: dict[str, list[bool]] = {}
+    for trial in trials:
+        swapped.setdefault(trial.variant, []).append(_swapped_pages(trial.disturbance) > 0)
+    found = {
+        name: f"swapped in {sum(times)} of {len(times)} trials"
+        for name, times in swapped.items()
+        if sum(times) >= MIN_SWAPPING_TRIALS and 2 * sum(times) > len(times)
+    }
+    return found if len(found) < len(swapped) else {}
+
+
+def _swapped_pages(log: Mapping[str, Any]) -> int:
+    return sum(log.get(name) or 0 for name in SWAPPED_PAGES)
 
 
 def _joined(logs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -225,28 +292,29 @@ def _joined(logs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     total_s = sum(log["duration_s"] for log in logs)
     joined: dict[str, Any] = {
         name: sum((log.get(name) or 0.0) * log["duration_s"] for log in logs) / total_s
-        for name in ("steal_share", "other_cores", "free_cores", "other_gpu_share")
+        for name in ("steal_share", "other_cores", "other_gpu_share")
     }
-    for name in ("swapped_in_pages", "swapped_out_pages"):
+    for name in SWAPPED_PAGES:
         joined[name] = sum(log.get(name) or 0 for log in logs)
     return joined
 
 
-def why_disturbed(log: Mapping[str, Any]) -> str:
+def why_disturbed(log: Mapping[str, Any], cores: int) -> str:
     """Return what kept the machine from being a trial's own; empty where nothing did.
 
-    What could not be watched is no reason, see `unwatched`.  Earlier versions did not record
-    free_cores.
+    What could not be watched is no reason, see `unwatched`.
+
+    Args:
+        log: of a trial.
+        cores: of the machine; 0: unknown.
     """
     steal, others = log.get("steal_share") or 0.0, log.get("other_cores") or 0.0
-    allowed = max(MIN_OTHER_CORES, MAX_OTHER_SHARE * (log.get("free_cores") or 0.0))
-    swapped = (log.get("swapped_in_pages") or 0) + (log.get("swapped_out_pages") or 0)
     if steal > MAX_STEAL_SHARE:
         return f"{units.percent(steal)} of the CPU time was stolen by other machines"
-    if others > allowed:
+    if others > max(MIN_OTHER_CORES, MAX_OTHER_SHARE * cores):
         return f"other programs took {units.percent(others)} of a core"
-    if swapped:
-        return f"{units.count(swapped, 'page')} {SWAPPED}"
+    if swapped := _swapped_pages(log):
+        return f"{units.count(swapped, 'page')} swapped"
     if (gpu := log.get("other_gpu_share") or 0.0) > MAX_OTHER_GPU_SHARE:
         reason = f"other programs used {units.percent(gpu)} of the GPU"
         name = log.get("busiest_gpu_program")
@@ -264,24 +332,23 @@ WATCHED = {
 
 
 def unwatched(trials: Iterable[Trial]) -> list[str]:
-    """List what no block could be rejected for, as it could not be watched."""
+    """List what no block could be called disturbed for, as it could not be watched."""
     logs = [trial.disturbance for trial in trials if trial.status == "ok"]
     return [
         words for name, words in WATCHED.items() if any(log.get(name, 0) is None for log in logs)
     ]
 
 
-def rejected_note(rejected: Mapping[int, str], *, left_out: bool) -> str:
-    """Return how many blocks were disturbed, and one reason of each kind.
+def disturbed_note(disturbed: Mapping[int, str], *, left_out: bool) -> str:
+    """Return which blocks were disturbed, in which variant's trials, and by what.
 
     Args:
-        rejected: block -> reason.
+        disturbed: block -> variant and reason.
         left_out: whether they do not count.
     """
-    done = "rejected" if left_out else "disturbed (full mode rejects them)"
-    # The same reason with another figure is the same reason.
-    kinds = {re.sub(r"^.*?: |[\d.,]+", "", why): why for why in reversed([*rejected.values()])}
-    return f"{units.count(len(rejected), 'block')} {done}: {'; '.join(reversed([*kinds.values()]))}"
+    done = "disturbed, left out of the verdicts" if left_out else "disturbed"
+    blocks = "; ".join(f"block {block + 1}, {why}" for block, why in disturbed.items())
+    return f"{units.count(len(disturbed), 'block')} {done}: {blocks}"
 
 
 def a_over_a(valid: ValidTrials) -> list[float]:

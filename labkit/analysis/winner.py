@@ -1,13 +1,16 @@
 """Choose the winner of a run, for recipes and savings alike.
 
-A variant may win only if it does the baseline's work: neither less of it, nor from another cache
-state.
+A variant may win only if it does the baseline's work, neither less of it nor from another cache
+state, and if its interval ends below 1 in every mode.  Where nothing is judged, Holm's procedure
+over the variants keeps the chance of a winner among equals below 5 %.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 
+from labkit.analysis.statistics import holm, p_value
 from labkit.analysis.summary import Row, Summary, is_floor
 from labkit.resolve import traits
 
@@ -15,8 +18,8 @@ from labkit.resolve import traits
 BESIDE = {"checkpoint_every": 0, "report_every": 0, "metrics": "none", "progress_bar": "none"}
 
 
-def winner(summary: Summary, among: Collection[str] | None = None) -> Row:
-    """Return the fastest variant that may win, or the baseline where there is none.
+def winner(summary: Summary, among: Collection[str] | None = None) -> Row | None:
+    """Return the fastest variant that may win, None where there is none.
 
     Args:
         summary: its baseline has numbers.
@@ -27,7 +30,7 @@ def winner(summary: Summary, among: Collection[str] | None = None) -> Row:
         for row in _below_1(summary)
         if (among is None or row.variant in among) and not why_not(summary, row)
     ]
-    return min(faster, key=lambda row: row.normalized_time, default=summary.rows[0])
+    return min(faster, key=lambda row: row.normalized_time, default=None)
 
 
 def passed_over(summary: Summary) -> dict[str, str]:
@@ -35,16 +38,37 @@ def passed_over(summary: Summary) -> dict[str, str]:
 
     Floors are left out: nobody expects them to win.
     """
-    best = winner(summary).normalized_time
+    best = winner(summary) or summary.rows[0]
     return {
         row.variant: why_not(summary, row)
         for row in _below_1(summary)
-        if row.normalized_time < best and not is_floor(*_settings(summary, row))
+        if row.normalized_time < best.normalized_time and not is_floor(*_settings(summary, row))
     }
 
 
 def why_not(summary: Summary, row: Row) -> str:
     """Return why a variant with a normalized time below 1 cannot win, or ''."""
+    return other_work(summary, row) or _unproved(summary, row)
+
+
+def _unproved(summary: Summary, row: Row) -> str:
+    """Return why a variant is not known to be faster than the baseline, or ''."""
+    if row.ci_high is None:
+        return "one block shows no difference"
+    if row.ci_high >= 1:
+        return "its 95 % interval does not end below 1"
+    if summary.judged:
+        return "" if row.verdict == "faster" else f"its verdict is {row.verdict or 'missing'}"
+    others = [other for other in summary.rows[1:] if len(other.ratios) > 1]
+    others = [other for other in others if not is_floor(*_settings(summary, other))]
+    p_values = [p_value([math.log(ratio) for ratio in one.ratios]) for one in others]
+    if p_values[others.index(row)] > holm(p_values)[others.index(row)]:
+        return f"with {len(others)} variants compared, chance explains its interval"
+    return ""
+
+
+def other_work(summary: Summary, row: Row) -> str:
+    """Return how a variant's work or cache state differs from the baseline's; '' where it may win."""
     settings, baseline = _settings(summary, row)
     cache, baseline_cache = settings.get("cache"), baseline.get("cache")
     if is_floor(settings, baseline):
@@ -60,8 +84,6 @@ def why_not(summary: Summary, row: Row) -> str:
     # A cold start needs nothing in memory; data far away has no cache state here.
     if cache not in (baseline_cache, "cold") and not traits(settings).in_memory:
         return f"it began with cache {cache}, the baseline with {baseline_cache}"
-    if summary.judged and row.verdict != "faster":
-        return f"its verdict is {row.verdict}"
     return ""
 
 

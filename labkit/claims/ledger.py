@@ -324,7 +324,8 @@ def _say_ratio(claim: Claim, contrast: Contrast, evidence: _Evidence, ratio: Rat
     if isinstance(expected, float):
         figures += f" measured, {units.normalized(expected)} published"
     if not verdict:
-        return _say(figures, rows, unjudged=_why_unjudged(evidence.run.info, ratio.blocks))
+        blocks = min(ratio.blocks, evidence.run.summary.n_undisturbed)
+        return _say(figures, rows, unjudged=_why_unjudged(evidence.run.info, blocks))
     if verdict == UNSTABLE:
         return _say(figures, rows, f"{UNSTABLE}, no verdict", UNDECIDED)
     if isinstance(expected, float):
@@ -392,7 +393,7 @@ def _why_unjudged(info: Mapping[str, Any], blocks: int) -> str:
         return f"no verdict for a run {AS_PUBLISHED}"
     if not _is_judged(info):
         return f"no verdict in {info['mode']} mode"
-    return f"{blocks} complete blocks, a verdict needs {MIN_JUDGED_BLOCKS}"
+    return f"{blocks} undisturbed blocks, a verdict needs {MIN_JUDGED_BLOCKS}"
 
 
 def _conditions(rows: Sequence[Row]) -> str:
@@ -415,7 +416,7 @@ def _conditions(rows: Sequence[Row]) -> str:
 def _say_finding(evidence: _Evidence, figures: str, rows: Sequence[Row], word: str) -> Answer:
     """Write an answer whose word counts where the run is judged."""
     summary = evidence.run.summary
-    why = "" if summary.judged else _why_unjudged(summary.info, summary.n_blocks)
+    why = "" if summary.judged else _why_unjudged(summary.info, summary.n_undisturbed)
     return _say(figures, rows, word, unjudged=why)
 
 
@@ -488,14 +489,12 @@ def most_groups(contrast: Contrast, evidence: _Evidence) -> Answer:
         for row in summary.rows
         if row.name == name and row.ratios and not summary.is_baseline(row)
     ]
-    if summary.rejected and not summary.n_blocks:
-        return _not_run("every block was rejected")
     if not rows:
         return _not_run(f"this run has no group with {name} and another baseline")
     if not any(row.verdict for row in rows):
         less = sum(row.normalized_time < 1 for row in rows)
         figures = f"{name} took less time in {less} of {len(rows)} groups"
-        return _say(figures, rows, unjudged=_why_unjudged(summary.info, summary.n_blocks))
+        return _say(figures, rows, unjudged=_why_unjudged(summary.info, summary.n_undisturbed))
     faster, slower = (sum(row.verdict == word for row in rows) for word in OPPOSITE)
     figures = f"{name} faster in {faster}, slower in {slower} of {len(rows)}"
     word = "no majority"

@@ -3,7 +3,7 @@
     before = disturbance()  ─▶  the trial  ─▶  since(before): a dict that the row keeps
 
 Shared and virtual machines are the main source of noise, so each row records stolen time, other
-programs and swapping, for which `analysis.validity` rejects blocks (EVIDENCE 1).  What cannot be
+programs and swapping, for which `analysis.validity` leaves blocks out (EVIDENCE 1).  What cannot be
 read is None, never 0.  In a container the counters are those of the whole host, because its other
 programs disturb, too.
 """
@@ -48,8 +48,7 @@ def since(before: Mapping[str, float | None]) -> dict[str, float | None]:
 
     Returns:
         duration_s; steal_share (of all CPU time); other_cores (cores kept busy by programs
-        that are not this process, its children or the run's own helpers); free_cores (cores that
-        these did not use); and swapped pages.
+        that are not this process, its children or the run's own helpers); and swapped pages.
     """
     now = disturbance()
     spent: dict[str, Any] = {
@@ -57,18 +56,16 @@ def since(before: Mapping[str, float | None]) -> dict[str, float | None]:
         for name, value in before.items()
     }
     duration_s = max(spent["clock_s"], 1e-9)
-    other_cores = free_cores = steal_share = None
+    other_cores = steal_share = None
     if spent["cpu_s"]:  # some sandboxes show counters that never count
         if spent["steal_s"] is not None:
             steal_share = max(spent["steal_s"] / spent["cpu_s"], 0.0)
         # All count in hundredths of a second, at different moments.
         other_cores = max(spent["busy_s"] - spent["own_s"], 0.0) / duration_s
-        free_cores = max(spent["cpu_s"] - spent["own_s"], 0.0) / duration_s
     return {
         "duration_s": duration_s,
         "steal_share": steal_share,
         "other_cores": other_cores,
-        "free_cores": free_cores,
         "swapped_in_pages": spent["swapped_in_pages"],
         "swapped_out_pages": spent["swapped_out_pages"],
     }

@@ -13,7 +13,7 @@ from labkit import units
 from labkit.analysis.roofline import ALONE, pipelines
 from labkit.analysis.stand_ins import stand_ins
 from labkit.analysis.summary import Row, epoch_bars, ratios
-from labkit.analysis.winner import why_not, winner
+from labkit.analysis.winner import other_work, winner
 from labkit.machine import hardware
 from labkit.parts.training.exchange import LINK, NO_SYNC, NOOP
 from labkit.report.table import Table, Tables
@@ -92,7 +92,7 @@ def savings(run: StoredRun, *, epochs: int, images: int) -> Table:
             }
         )
     best = winner(summary, among=extrapolated)
-    found = "No variant is faster" if best is summary.rows[0] else f"Winner: {best.variant}"
+    found = f"Winner: {best.variant}" if best else "No variant is measurably faster"
     verdict = "" if summary.judged else f"; no verdict in {summary.mode} mode"
     return Table(
         cells,
@@ -110,7 +110,7 @@ def _why_left_out(row: Row, run: StoredRun, *, fits: bool) -> str:
     """Return why a variant is not extrapolated, "" where it is."""
     if why := reason(row):
         return why
-    if row.normalized_time < 1 and (why := why_not(run.summary, row)):
+    if row.normalized_time < 1 and (why := other_work(run.summary, row)):
         return why
     if fits:
         return ""

@@ -79,7 +79,7 @@ def recipe(run: StoredRun, variant: str | None = None) -> str:
         ValueError: no such variant, it has no numbers, or a program cannot express it.
     """
     summary = _compared(run)
-    row = winner(summary)
+    row = winner(summary) or summary.rows[0]
     if variant is not None:
         row = pick({row.name: row for row in summary.rows}, variant, "variant")
     if row.normalized_time is None:
@@ -201,7 +201,7 @@ def _result(run: StoredRun, summary: Summary, row: Row, *, is_chosen: bool) -> I
         f"baseline {summary.baseline!r}"
     )
     if is_baseline and is_chosen:
-        yield "No variant beat the baseline, so this is the baseline."
+        yield "No variant is measurably faster than the baseline, so this is the baseline."
     if is_chosen:
         for name, why in passed_over(summary).items():
             yield f"Not {name!r}: {why}."

@@ -166,7 +166,7 @@ def overview(runs: Sequence[StoredRun]) -> dict[str, Any]:
             or summary.rows[0].normalized_time is None
         ):
             continue
-        if (row := winner(summary)).variant != summary.baseline:
+        if row := winner(summary):
             best.append({"row": row, "run": number, "time": words.normalized(row)})
         for row in summary.rows:
             if row.verdict in ("slower", "no practical difference"):

@@ -33,7 +33,7 @@ from labkit.analysis.stand_ins import (
 )
 from labkit.analysis.statistics import UNSTABLE
 from labkit.analysis.summary import Row, Summary, ratios
-from labkit.analysis.winner import winner
+from labkit.analysis.winner import passed_over, winner
 from labkit.experiments.roofline import SUFFIX
 from labkit.machine import hardware
 from labkit.parts.devices import FREE_LOADER_MIN_AU
@@ -62,9 +62,9 @@ def conditions(summary: Summary) -> str:
 def how_measured(summary: Summary) -> list[str]:
     """Return the mode, the blocks that count, and what is special about the run."""
     blocks = units.count(summary.n_blocks, "block")
-    if summary.rejected:
-        done = "rejected" if summary.are_rejected_left_out else "disturbed"
-        blocks += f", {len(summary.rejected)} {done}"
+    if summary.disturbed:
+        left_out = ", left out" if summary.are_disturbed_left_out else ""
+        blocks += f", {len(summary.disturbed)} disturbed{left_out}"
     parts = [f"{summary.mode} mode", blocks]
     if summary.judged and not summary.stable:
         parts.append(f"{UNSTABLE}, no verdicts")
@@ -149,8 +149,14 @@ def result(summary: Summary) -> list[str]:
             f"{row.variant}, the same code: {normalized(row)} of its first time" for row in again
         ]
     best = winner(summary)
-    found = f"No variant is measurably faster than {base.variant}"
-    if best is not base:
+    if best is None:
+        found = "; ".join(
+            [
+                f"No variant is measurably faster than {base.variant}",
+                *(f"{name}: {why}" for name, why in passed_over(summary).items()),
+            ]
+        )
+    else:
         verdict = best.verdict or f"no verdict in {summary.mode} mode"
         found = f"{best.variant}: {normalized(best)} of the time of {base.variant}, {verdict}"
     return [found, *bound(summary)]
@@ -301,6 +307,7 @@ def proofs(summary: Summary) -> list[str]:
             *(row.labels.get(kind, "") for kind in OF_WORK if kind not in summary.labels),
             *_own_labels(summary, row),
             _outliers(row),
+            _disturbed(row),
         ]
         found[row.variant] = " · ".join(filter(None, parts))
     return [f"{name}: {said}" for name, said in found.items() if said]
@@ -322,6 +329,11 @@ def proof(row: Row) -> tuple[str, str, str]:
 def _outliers(row: Row) -> str:
     values = ", ".join(units.normalized(row.ratios[place]) for place in row.outliers)
     return f"{units.count(len(row.outliers), 'outlier')}, kept: {values}" if values else ""
+
+
+def _disturbed(row: Row) -> str:
+    values = ", ".join(f"{units.normalized(ratio)} (block {b + 1})" for b, ratio in row.disturbed)
+    return f"disturbed, left out of the verdict: {values}" if values else ""
 
 
 def _cache(row: Row) -> str:

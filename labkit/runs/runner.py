@@ -26,8 +26,7 @@ from typing import Any
 from labkit import pipeline, units
 from labkit.analysis.equal_work import unequal_work
 from labkit.analysis.forecast import Forecast
-from labkit.analysis.summary import second_attempt_note
-from labkit.analysis.validity import a_over_a, attempt_of, disturbed_blocks, valid_trials
+from labkit.analysis.validity import cores_of, disturbed_blocks
 from labkit.contracts import Cancelled, Skip, Trial, utc_now
 from labkit.machine import gpu, hardware
 from labkit.parts.packing.remote import local_folder
@@ -352,13 +351,11 @@ def _run_blocks(run: ActiveRun, measure: Callable[[ActiveRun, Planned], Trial]) 
     """Run the trials that the plan and the rows so far ask for."""
     trials = list(load_run(run.folder).trials)
     failures: Counter = Counter()
-    killed = set()
+    passing = set()  # skipped, or killed for lack of memory: a resumed run tries these again
     _drop_unequal(run, trials)  # a run that was killed may not have come to it
     while waiting := deque(next_trials(run.info, trials, run.dropped)):
         done = len({(t.block, t.variant, t.role) for t in trials if t.status == "ok"})
         run.progress.start(total=done + len(waiting), done=done)
-        if attempt_of(waiting[0].block, run.info["blocks"]):
-            run.note(second_attempt_note(a_over_a(valid_trials(run.info, trials, attempt=0))))
         while waiting:
             trial = waiting.popleft()
             if trial.variant not in run.dropped:
@@ -368,21 +365,22 @@ def _run_blocks(run: ActiveRun, measure: Callable[[ActiveRun, Planned], Trial]) 
                     trials.append(measure(run, trial))
                     append_trial(run.folder, trials[-1])
                     run.progress.rate(units.rate(trials[-1].images / trials[-1].time_s))
-                    _say_rejected(run, trials)
-                except Skip as reason:
-                    run.drop(trial, "skipped", str(reason))
-                except TrialFailed as failure:
-                    failures[trial.variant] += 1
-                    if isinstance(failure, TrialKilled):
-                        killed.add(trial.variant)
-                    if failures[trial.variant] < FAILURES_BEFORE_DROPPED:
-                        run.append(trial, "failed", str(failure))
-                        run.progress.say(f"{trial.variant} failed, again later: {failure}")
+                    _say_disturbed(run, trials)
+                except (Skip, TrialFailed) as failure:
+                    is_skipped = isinstance(failure, Skip)
+                    status = "skipped" if is_skipped else "failed"
+                    # A cache state may fail once in any block.
+                    key = trial if is_skipped else trial.variant
+                    failures[key] += 1
+                    if is_skipped or isinstance(failure, TrialKilled):
+                        passing.add(trial.variant)
+                    if failures[key] < FAILURES_BEFORE_DROPPED:
+                        run.append(trial, status, str(failure))
+                        run.progress.say(f"{trial.variant} {status}, again later: {failure}")
                         _put_off(trial, waiting)
                         continue
-                    # It may have been killed for lack of memory: a resumed run tries it again.
-                    dropped = trial if trial.variant in killed else trial.variant
-                    run.drop(dropped, "failed", str(failure))
+                    dropped = trial if trial.variant in passing else trial.variant
+                    run.drop(dropped, status, str(failure))
                 except (Cancelled, KeyboardInterrupt):
                     run.append(trial, "cancelled", "cancelled by the user")
                     raise
@@ -390,13 +388,13 @@ def _run_blocks(run: ActiveRun, measure: Callable[[ActiveRun, Planned], Trial]) 
             _drop_unequal(run, trials)
 
 
-def _say_rejected(run: ActiveRun, trials: Sequence[Trial]) -> None:
-    """Print that the block before this one does not count, while users can do something."""
+def _say_disturbed(run: ActiveRun, trials: Sequence[Trial]) -> None:
+    """Print that the block before this one was disturbed, while users can do something."""
     last = trials[-1].block
-    done = [trial for trial in trials if trial.block == last - 1]
     if run.mode.judged and sum(trial.block == last for trial in trials) == 1:
-        for why in disturbed_blocks(done).values():
-            run.progress.say(f"block {last} does not count: {why}")
+        done = [trial for trial in trials if trial.block < last]
+        if why := disturbed_blocks(done, cores_of(run.info)).get(last - 1):
+            run.progress.say(f"block {last} was disturbed: {why}")
 
 
 def _put_off(trial: Planned, waiting: deque[Planned]) -> None:

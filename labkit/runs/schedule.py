@@ -1,7 +1,6 @@
 """Schedule: which trials a run has, and in which order.
 
-    run.json + rows so far ─▶ next_trials: the planned blocks ─ blocks in place of rejected ones
-                              ─ everything once more if the baseline's two runs disagree
+    run.json + rows so far ─▶ next_trials: what the planned blocks still lack
 
 Every block runs each variant once and every group's baseline twice (A1, A2), shuffled by a recorded
 seed; A1 and A2 of a block differ by noise alone.  In a fixed order, drift and a cold first run
@@ -16,21 +15,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from labkit.analysis.statistics import is_stable
-from labkit.analysis.validity import (
-    ATTEMPT_BLOCKS,
-    a_over_a,
-    attempt_of,
-    baselines_of,
-    is_baseline_run_twice,
-    valid_trials,
-)
+from labkit.analysis.validity import baselines_of, is_baseline_run_twice
 from labkit.contracts import Trial
-from labkit.settings import MIN_JUDGED_BLOCKS, MODES, Mode
-
-# Of the planned blocks, those run again in place of rejected ones: a run must end on any machine.
-MAX_REPLACED_SHARE = 0.5
-ATTEMPTS = 2  # EVIDENCE 1, "Noise floor": rerun once
+from labkit.settings import MIN_JUDGED_BLOCKS, Mode
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,33 +76,20 @@ def next_trials(
         dropped: variants that are out.
 
     Returns:
-        The missing trials of the planned blocks; then of blocks in place of rejected ones; then,
-        where the baseline's two runs disagree, of a second attempt.
+        The missing trials of the planned blocks.
     """
-    n, shuffled = info["blocks"], is_baseline_run_twice(info)
-    judged = MODES[info["mode"]].judged and shuffled
+    planned = plan(
+        list(info["variants"]),
+        list(baselines_of(info).values()),
+        groups=info.get("groups") or {},
+        shuffled=is_baseline_run_twice(info),
+        blocks=range(info["blocks"]),
+        seed=info["order_seed"],
+    )
     done = {(t.block, t.variant, t.role) for t in trials if t.status == "ok"}
-    # Once there is a second attempt, the first is not completed, even when a run is resumed.
-    begun = max((attempt_of(block, n) for block, _, _ in done), default=0)
-    for attempt in range(begun, ATTEMPTS if judged else 1):
-        valid, start = valid_trials(info, trials, attempt), attempt * ATTEMPT_BLOCKS * n
-        replaced = min(len(valid.rejected), int(n * MAX_REPLACED_SHARE)) if judged else 0
-        planned = plan(
-            list(info["variants"]),
-            list(baselines_of(info).values()),
-            groups=info.get("groups") or {},
-            shuffled=shuffled,
-            blocks=range(start, start + n + replaced),
-            seed=info["order_seed"],
-        )
-        missing = [
-            p
-            for p in planned
-            if p.variant not in dropped and (p.block, p.variant, p.role) not in done
-        ]
-        if missing or is_stable(a_over_a(valid)):
-            return missing
-    return []
+    return [
+        p for p in planned if p.variant not in dropped and (p.block, p.variant, p.role) not in done
+    ]
 
 
 def check_blocks(mode: Mode, blocks: int | None) -> int:

@@ -14,6 +14,7 @@ from scipy import stats
 
 from labkit.analysis.statistics import (
     agreement,
+    blind_below,
     blocks_needed,
     detectable_share,
     equivalence_p_value,
@@ -103,7 +104,23 @@ def around(center, spread, n=10):
     ],
 )
 def test_a_verdict_needs_certainty_and_size(d, words):
-    assert judge([d], stable=True) == [(0.05, words)]
+    assert judge([d], stable=True, blind=0.0) == [(0.05, words)]
+
+
+def test_where_noise_hides_small_effects_only_these_have_no_verdict():
+    none, small, large = ([x + 0.001 * (-1) ** i for i in range(8)] for x in (0, 0.05, -0.9))
+    together = {"stable": True, "blind": math.log(1.06)}
+    words = [word for _, word in judge([none, small, large], **together)]
+    assert words == ["inconclusive", "inconclusive", "faster"]
+
+
+def test_the_machine_is_blind_where_the_interval_of_a_over_a_is_wider_than_delta():
+    assert blind_below([0.03, -0.03] * 4) == 0.0
+    wide = [0.06, -0.06] * 4
+    assert blind_below(wide) == pytest.approx(paired_interval(wide)[1])
+    # An offset is the question of `is_stable`.
+    assert blind_below([x + 0.5 for x in wide]) == pytest.approx(blind_below(wide))
+    assert blind_below([0.7]) == blind_below([]) == 0.0
 
 
 # --- agreement ----------------------------------------------------------------------------

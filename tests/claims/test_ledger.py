@@ -347,8 +347,8 @@ CROP = "crop, 320×240"
         ),
         ({"mode": "quick"}, "opencv took less time in 3 of 3 groups, no verdict in quick mode"),
         ({"second": 1.5}, "machine unstable, no verdict"),
-        ({"busy": (0, 1, 2)}, "in 3 of 3 groups, 5 complete blocks, a verdict needs 6"),
-        ({"busy": range(8)}, "not run: every block was rejected"),
+        ({"busy": (0, 1, 2)}, "in 3 of 3 groups, 5 undisturbed blocks, a verdict needs 6"),
+        ({"busy": range(8)}, "in 3 of 3 groups, 0 undisturbed blocks, a verdict needs 6"),
         ({"times": {CROP: {"pillow": 1.0, "numpy": 0.5}}}, "not run: this run has no"),
     ],
 )

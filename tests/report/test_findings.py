@@ -291,7 +291,7 @@ def test_later_epochs_are_the_mean_of_all_that_were_measured():
 def test_data_in_memory_is_out_where_it_does_not_fit():
     times = {"hdd": 10.0, "tmpfs": 5.0}
     tight = timed(times, in_memory=["tmpfs"], memory_bytes=TIGHT).savings(**HUNDRED)
-    assert tight.notes[0].startswith("No variant is faster")
+    assert tight.notes[0].startswith("No variant is measurably faster")
     assert tight.data.loc["tmpfs", "remark"] == "the full data set does not fit into memory"
     assert math.isnan(tight.data.loc["tmpfs", "saved_h"])
     roomy = timed(times, in_memory=["tmpfs"]).savings(**HUNDRED).data.loc["tmpfs"]

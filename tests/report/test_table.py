@@ -60,12 +60,12 @@ def test_html_and_text_hold_question_conditions_numbers_and_notes_in_order():
         parts = [
             summary.question,
             "Throttled storage (7200 rpm: 81 reads/s, 106 MB/s)",
-            "full mode · 9 blocks, 1 rejected",
+            "full mode · 9 blocks, 1 disturbed, left out",
             "normalized time [95 % interval]",
             *(row[0] for row in found.rows),
             *words.proofs(summary),
             "throttled: 80.0 of 81.0 files/s random",
-            "1 block rejected: ",
+            "1 block disturbed, left out of the verdicts: ",
         ]
         at = 0
         for part in parts:
@@ -129,12 +129,14 @@ def test_the_notes_say_noise_proof_medium_and_what_is_odd():
     hdd, ssd, *others = words.proofs(summary)
     assert hdd == (
         f"hdd: same code twice: {aa} · "
-        "cold, verified: epoch 1 from disk, epoch 2 from memory · throttled storage"
+        "cold, verified: epoch 1 from disk, epoch 2 from memory · throttled storage · "
+        "disturbed, left out of the verdict: 0.992 (block 10), 1.008 (block 10)"
     )
     assert ssd == (
         f"ssd: 8 of 9 blocks · smallest detectable effect {100 * row.mde:.1f} % · "
         "cold, verified: epoch 1 from disk, epoch 2 from memory · real storage · "
-        f"1 outlier, kept: {row.ratios[place]:.3f}"
+        f"1 outlier, kept: {row.ratios[place]:.3f} · "
+        "disturbed, left out of the verdict: 0.862 (block 10)"
     )
     assert not any(other.startswith("nvme") for other in others)
 

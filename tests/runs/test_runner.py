@@ -13,6 +13,7 @@ from kernel import FORKS
 from small import compare
 
 import labkit as lab
+from labkit.contracts import Skip
 from labkit.machine import hardware
 from labkit.machine.page_cache import can_evict
 from labkit.parts.decoding import decode_opencv
@@ -21,6 +22,7 @@ from labkit.parts.packing.folder import open_folder, write_folder
 from labkit.parts.storage import locate
 from labkit.pipeline import shuffled_images
 from labkit.resolve import stored_folder
+from labkit.runs import runner
 from labkit.runs.runner import check
 from labkit.settings import AS_PUBLISHED, read_settings
 
@@ -177,6 +179,30 @@ def test_what_goes_wrong_is_told_apart_and_the_rest_is_measured(faulty):
     # After it was tried once more, and never timed.
     tried = Counter(trial.variant for trial in faulty.trials)
     assert (tried["greedy"], tried["turned"]) == (2, 1)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_trial_that_is_skipped_is_tried_once_more(photos, tmp_path, monkeypatch, times):
+    reason, left = "cold data must have at most 2.0 % in memory, but 3.1 %", Counter()
+    run_blocks = runner._run_blocks
+
+    def skipping(run, measure):
+        def skip_first(run, trial):
+            if trial.variant == "v" and left[trial.block] < times:
+                left[trial.block] += 1
+                raise Skip(reason)
+            return measure(run, trial)
+
+        run_blocks(run, skip_first)
+
+    monkeypatch.setattr(runner, "_run_blocks", skipping)
+    run = compare(photos, tmp_path, {"base": {}, "v": {}}, blocks=2)
+    row = run.summary.rows[1]
+    if times == 1:
+        assert (row.status, row.blocks) == ("ok", 2)
+        assert f"v: skipped 2×, last: {reason}" in run.summary.notes
+    else:
+        assert (row.status, row.reason) == ("skipped", reason)
 
 
 def test_other_pixels_are_found_out_without_any_loss(faulty):

@@ -9,9 +9,7 @@ from fakes import fake_info, fake_logged, fake_trial
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from labkit.analysis.statistics import is_stable
 from labkit.analysis.summary import summarize
-from labkit.analysis.validity import a_over_a, valid_trials
 from labkit.runs.schedule import next_trials, plan
 from labkit.settings import AS_PUBLISHED
 
@@ -76,30 +74,17 @@ def keys(trials):
     return {(t.block, t.variant, t.role) for t in trials}
 
 
-def test_rejected_blocks_are_run_again_at_the_end():
-    first = measured(next_trials(full(), []), disturbed={1, 4})
-    more = next_trials(full(), first)
-    assert more == plan(LABELS, ["original"], **SHUFFLED, blocks=range(N, N + 2), seed=7)
-    assert next_trials(full(), [*first, *measured(more)]) == []
-    # One of those is rejected, too.
-    third = next_trials(full(), [*first, *measured(more, disturbed={N})])
-    assert blocks_in(third) == [N + 2]
+@pytest.mark.parametrize("machine", [{"disturbed": range(100)}, {"second_run": 0.2}])
+def test_on_a_machine_that_is_never_quiet_a_run_ends_with_its_planned_blocks(machine):
+    trials = to_the_end(full(), **machine)
+    assert blocks_in(trials) == [*range(N)]
 
 
-@pytest.mark.parametrize(("n", "most"), [(6, 3), (7, 3), (10, 5)])
-def test_on_a_machine_that_is_never_quiet_half_as_many_are_run_again(n, most):
-    trials = to_the_end(full(blocks=n), disturbed=range(100))
-    assert blocks_in(trials) == [*range(n + most)]
-
-
-def test_a_baseline_that_disagrees_with_itself_has_everything_measured_once_more():
-    first = measured(next_trials(full(), []), second_run=0.2)
-    assert not is_stable(a_over_a(valid_trials(full(), first)))
-    second = next_trials(full(), first)
-    assert second == plan(LABELS, ["original"], **SHUFFLED, blocks=range(12, 18), seed=7)
-    # Whatever comes of it, there is no third.
-    for second_run in (0.0, 0.2):
-        assert next_trials(full(), [*first, *measured(second, second_run=second_run)]) == []
+def test_a_run_of_an_earlier_version_with_additional_blocks_needs_nothing_more():
+    later = plan(LABELS, ["original"], **SHUFFLED, blocks=[N, 2 * N, 2 * N + 1], seed=7)
+    trials = measured([*next_trials(full(), []), *later])
+    assert next_trials(full(), trials) == []
+    assert summarize(full(), trials).n_blocks == N + 3
 
 
 @pytest.mark.parametrize(
