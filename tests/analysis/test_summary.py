@@ -171,12 +171,12 @@ def test_a_verdict_of_a_machine_that_was_unstable_once_is_that_of_the_second_att
     assert rows_of(unstable, steady[:3]) == ("machine unstable", False, True)
 
 
-def test_only_a_judged_figure_agrees_with_the_document_or_differs():
+def test_only_a_judged_figure_is_compared_with_the_document():
     times = {"base": 1.0, "right": 0.5, "wrong": 0.5, "unpublished": 0.5}
     info = {"mode": "full", "published": {"base": 1.0, "right": 0.51, "wrong": 0.8}}
     given = fake_trials(times, blocks=8)
     rows = summarize(fake_info([*times], **info), given).rows
-    assert [row.agreement for row in rows] == ["", "agrees", "differs", ""]
+    assert [row.agreement for row in rows] == ["", "as published", "saves more than published", ""]
     assert [row.published for row in rows] == [1.0, 0.51, 0.8, None]
     for less in ({"mode": "quick"}, {"shuffled": False, "protocol": AS_PUBLISHED}):
         rows = summarize(fake_info([*times], **{**info, **less}), given).rows
