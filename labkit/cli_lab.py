@@ -225,6 +225,7 @@ def _claims(options: Options) -> None:
 
 
 def _print_claims(rows: list[dict[str, Any]]) -> None:
+    print(textwrap.fill(ledger.answer_in_short(rows), 100), end="\n\n")
     for row in rows:
         print(textwrap.fill(f"{row['number']:>2}  {row['claim']} {row['document']}", 100))
         said = [f"{side['by']}: {side['says']}" for side in row["sides"]]

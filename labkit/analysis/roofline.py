@@ -19,8 +19,6 @@ from labkit.analysis.summary import Row, Summary, log_times, positive, ratios
 from labkit.resolve import traits
 
 ALONE = "loading alone"
-# What is said of a published time that waits more than the baseline does here.
-OUT_OF_REACH = "not reproducible here"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,32 +115,6 @@ def published_takes(summary: Summary) -> dict[str, str]:
             f"here {here}, and a GPU at least {times} as the loader"
         )
     return found
-
-
-def least_time(baseline: Row) -> float:
-    """Return the normalized time that faster loading leaves at best.
-
-    It is the share of the baseline's epochs in which the device computed; where that is not known,
-    in which the host trained and waited for the device, or that its rate with the model alone takes
-    if that is more (EVIDENCE 2, "A device that stays put").
-    """
-    if baseline.compute_share is not None:
-        return baseline.compute_share
-    share = baseline.step_share + baseline.sync_share
-    if (rate := baseline.device_images_per_s) is not None:
-        share = max(share, min(baseline.images_per_s / rate, 1.0))
-    return share
-
-
-def is_out_of_reach(published: float, low: float, baseline: Row) -> bool:
-    """Return whether no remedy of loading saves here what a document saved.
-
-    Args:
-        published: the document's normalized time.
-        low: lower end of the interval that was measured.
-        baseline: what both are divided by.
-    """
-    return published < min(low, least_time(baseline))
 
 
 def _pipeline(summary: Summary, name: str, speeds: Sequence[Speed]) -> Pipeline:

@@ -18,8 +18,6 @@ STAND_INS = {
 SIMULATED_GPU = "simulated GPU"
 # Shown as a warning: stand-ins, and storage whose kind is not known.
 WARNED_OF = {**STAND_INS, "storage": (*STAND_INS["storage"], "unknown")}
-# What agreement is called over a stand-in, which is not the document's own experiment.
-EMULATED_WORDS = {"agrees": "consistent", "differs": "not consistent"}
 MAX_NAMES = 4  # variants named in one line; more are counted
 
 
@@ -72,6 +70,21 @@ def find_stand_ins(rows: Sequence[Row]) -> dict[str, str]:
             if word in known:
                 found.setdefault(stand_in_name(kind, label), {})[details] = None
     return {name: ", ".join(filter(None, details)) for name, details in found.items()}
+
+
+def simulated(rows: Sequence[Row]) -> str:
+    """Return what was simulated in any of the rows: "simulated GPU and storage"; "" for none."""
+    kinds = {"accelerator": "GPU", "storage": "storage", "network": "network"}
+    found = [
+        name
+        for kind, name in kinds.items()
+        if any(
+            split_label(label)[0] in STAND_INS[kind]
+            for row in rows
+            for label in row.labels.get(kind, "").split(" / ")
+        )
+    ]
+    return f"simulated {' and '.join(found)}" if found else ""
 
 
 def stand_ins(summary: Summary) -> list[str]:

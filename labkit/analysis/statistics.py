@@ -20,6 +20,8 @@ POWER = 0.8
 # moves it by b/2: DELTA/2 between the two moves a normalized time by 0.75 %.
 MAX_AA_DIFFERENCE = DELTA / 2
 UNSTABLE = "machine unstable"
+NO_DIFFERENCE = "no practical difference"
+REAL_BUT_SMALL = "real but small"
 OUTER_FENCE = 3.0  # Tukey: beyond 3 interquartile ranges is "far out"
 
 
@@ -246,26 +248,9 @@ def judge(
 def _verdict(d: Sequence[float], is_different: bool, is_equivalent: bool) -> str:
     """Return the first verdict that holds, in EVIDENCE's order."""
     if is_equivalent:
-        return "no practical difference"
+        return NO_DIFFERENCE
     if not is_different:
         return "inconclusive"
     if abs(fmean(d)) < math.log1p(DELTA):
-        return "real but small"
+        return REAL_BUT_SMALL
     return "faster" if fmean(d) < 0 else "slower"
-
-
-def agreement(low: float, high: float, published: float) -> str:
-    """Compare a 95 % interval with a published figure.
-
-    Args:
-        low: lower end of the interval of the normalized time.
-        high: its upper end.
-        published: the document's normalized time.
-
-    Returns:
-        too noisy to compare where the interval is wider than the published effect; agrees where
-        the figure lies in the interval widened by `DELTA`; else differs.
-    """
-    if high - low > abs(1 - published):
-        return "too noisy to compare"
-    return "agrees" if low / (1 + DELTA) <= published <= high * (1 + DELTA) else "differs"

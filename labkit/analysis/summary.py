@@ -15,11 +15,11 @@ from statistics import fmean, geometric_mean, stdev
 from typing import Any
 
 from labkit import units
+from labkit.analysis.published import compare
 from labkit.analysis.statistics import (
     ALPHA,
     DELTA,
     UNSTABLE,
-    agreement,
     blind_below,
     blocks_needed,
     detectable_share,
@@ -90,7 +90,7 @@ class Row:
     published: float | None = None
     """The normalized time that the document reported."""
     agreement: str = ""
-    """agrees, differs or too noisy to compare; empty where nothing is judged or was published."""
+    """One of `published.WORDS`; empty where nothing is judged or was published."""
     verdict: str = ""
     """Empty where nothing is judged."""
     epochs_s: tuple[tuple[float, ...], ...] = ()
@@ -279,7 +279,7 @@ def summarize(info: Mapping[str, Any], trials: Sequence[Trial]) -> Summary:
                 level, verdict = tests.get(name, (None, ""))
                 if not judged or len(d) < MIN_JUDGED_BLOCKS:
                     verdict = ""
-                numbers = _compare(d, level, verdict, (info.get("published") or {}).get(name))
+                numbers = _compare(d, level, verdict)
             row = Row(
                 **_outcome(name, info, trials, valid, measured=bool(runs)),
                 **numbers,
@@ -290,7 +290,7 @@ def summarize(info: Mapping[str, Any], trials: Sequence[Trial]) -> Summary:
                 **_average(runs),
             )
             rows.append(row)
-    rows = _beside_the_device(info, rows)
+    rows = _beside_the_document(_beside_the_device(info, rows), baselines)
     return Summary(
         info=info,
         question=info.get("question") or info["experiment"],
@@ -363,6 +363,21 @@ def _beside_the_device(info: Mapping[str, Any], rows: Sequence[Row]) -> list[Row
     return found
 
 
+def _beside_the_document(rows: Sequence[Row], baselines: Mapping[str, str]) -> list[Row]:
+    """Return the rows with what they say of the document's times, where they are judged."""
+    bases = {row.group: row for row in rows if row.variant == baselines.get(row.group)}
+    found = []
+    for row in rows:
+        if row.published is not None and row.verdict not in ("", "baseline", UNSTABLE):
+            word = compare(
+                row.published, row.normalized_time, row.ci_low, row.ci_high, row.verdict,
+                bases[row.group],
+            )  # fmt: skip
+            row = replace(row, agreement=word)
+        found.append(row)
+    return found
+
+
 def positive(name: str, value: object) -> float | None:
     """Return a number above 0, or None where there is none.
 
@@ -390,13 +405,10 @@ def is_floor(settings: Mapping[str, Any], baseline: Mapping[str, Any]) -> bool:
     return bool(traits(settings).leaves_out - traits(baseline).leaves_out)
 
 
-def _compare(
-    d: Sequence[float], level: float | None, verdict: str, published: float | None
-) -> dict[str, Any]:
+def _compare(d: Sequence[float], level: float | None, verdict: str) -> dict[str, Any]:
     """Return what a variant's log-ratios come to."""
     low, high = ratio_interval(d)
     s = stdev(d) if len(d) >= 2 else None
-    is_compared = verdict not in ("", UNSTABLE) and published is not None
     return {
         "normalized_time": math.exp(fmean(d)) if d else None,
         "ci_low": low,
@@ -404,7 +416,6 @@ def _compare(
         "s": s,
         "level": level,
         "mde": None if s is None else detectable_share(s, len(d), level),
-        "agreement": agreement(low, high, published) if is_compared else "",
         "verdict": verdict,
     }
 

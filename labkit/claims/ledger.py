@@ -2,13 +2,15 @@
 
 `claims.toml` holds the claims, who says otherwise, and the contrasts that test them.  A contrast
 with the baseline has the verdict of its run; all others of a run are judged together (Holm).
-Agreement takes full mode, and over a stand-in a result is at most consistent with a claim.
+A comparison with a document takes full mode; its words are those of `analysis.published`, with
+what was simulated in brackets beside them.
 Source: EVIDENCE 1.
 """
 
 from __future__ import annotations
 
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,31 +18,42 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from labkit import install, units
-from labkit.analysis.roofline import OUT_OF_REACH, is_out_of_reach, least_time, published_takes
-from labkit.analysis.stand_ins import EMULATED_WORDS, beside_the_loader, find_stand_ins
-from labkit.analysis.statistics import DELTA, UNSTABLE, agreement
+from labkit.analysis.published import (
+    CONFIRMED,
+    INCONCLUSIVE,
+    MATCHES,
+    NO_LOSS,
+    NO_SAVING,
+    OUT_OF_REACH,
+    SAVES_LESS,
+    SAVES_LESS_IF_ANY,
+    SAVES_MORE,
+    TAKES_LESS,
+    TAKES_LONGER,
+    bound,
+    compare,
+)
+from labkit.analysis.roofline import published_takes
+from labkit.analysis.stand_ins import beside_the_loader, find_stand_ins, simulated
+from labkit.analysis.statistics import DELTA, REAL_BUT_SMALL, UNSTABLE
 from labkit.analysis.summary import Ratio, Row, ratios
 from labkit.experiments.roofline import SUFFIX
 from labkit.machine import gpu, hardware
-from labkit.runs.store import StoredRun, newest_runs
+from labkit.runs.store import StoredRun, newest_runs, readable_reason
 from labkit.settings import AS_PUBLISHED, MIN_JUDGED_BLOCKS, MODES
 
 JUDGED = 2  # weight of a run with verdicts
 # Runs in full mode that come with the project, a folder for each machine.
 REFERENCE = install.SHIPPED / "results" / "examples"
-NO_DIFFERENCE = "no practical difference"
-OPPOSITE = {"faster": "slower", "slower": "faster"}
-# What runs show of a claim.
-AGREES, IN_PART, DIFFERS = "agrees", "in part", "differs"
-OVER_STAND_INS = {
-    word: f"{EMULATED_WORDS.get(word, word)} (emulated)" for word in (AGREES, IN_PART, DIFFERS)
-}
+# What runs show of a claim, beside the words for a published time and for a direction.
+IN_PART, REFUTED = "confirmed in part", "not confirmed here"
 MEASURED = "measured, no effect published"
 UNDECIDED, NOT_RUN, NOT_TESTABLE = "no verdict yet", "not run", "not testable"
-GROUPS = (
-    AGREES, OVER_STAND_INS[AGREES], IN_PART, OVER_STAND_INS[IN_PART], DIFFERS,
-    OVER_STAND_INS[DIFFERS], OUT_OF_REACH, MEASURED, UNDECIDED, NOT_RUN, NOT_TESTABLE,
-)  # fmt: skip
+# Any saving that is real confirms that something saves time.
+SUPPORTED = (MATCHES, SAVES_MORE, SAVES_LESS, CONFIRMED)
+DENIED = (TAKES_LONGER, NO_SAVING, OUT_OF_REACH, TAKES_LESS, NO_LOSS, REFUTED)
+UNCLEAR = (SAVES_LESS_IF_ANY, INCONCLUSIVE, UNDECIDED)
+GROUPS = (*SUPPORTED, IN_PART, *DENIED, MEASURED, *UNCLEAR, NOT_RUN, NOT_TESTABLE)
 MIN_GPU_UTIL_DIFFERENCE = 0.1  # NVML's sampling periods do not match a loop's steps
 
 
@@ -108,9 +121,10 @@ def answers(
 
     Returns:
         A record per claim: number, document, claim, published, sides (by, says), footnote,
-        experiment, group (one of `GROUPS`), answer, roofline (what the published times take of a
-        loader and a GPU, where there is a roofline), run (ids of the runs that the answer rests
-        on), reference (what the reference runs say, and their machine; empty without),
+        experiment, group (one of `GROUPS`), simulated (what was, as "simulated GPU"; the same of
+        the reference runs is reference_simulated), answer, roofline (what the published times take
+        of a loader and a GPU, where there is a roofline), run (ids of the runs that the answer
+        rests on), reference (what the reference runs say, and their machine; empty without),
         reference_group, and contrasts: of each experiment, compared, group, answer, ratio, low,
         high (95 % interval) and verdict.
 
@@ -165,12 +179,16 @@ def _reference(claim: Claim, evidence: Mapping[str, _Evidence]) -> dict[str, str
     """Return what the reference runs say of a claim, and on which machines."""
     known = [c for c in claim.contrasts if c.experiment in evidence]
     if not known:
-        return {"reference": "", "reference_group": ""}
+        return {"reference": "", "reference_group": "", "reference_simulated": ""}
     judged = [_judge(claim, c, evidence[c.experiment]) for c in known]
     provenances = [evidence[c.experiment].run.info["provenance"] for c in known]
     machines = dict.fromkeys(map(hardware.describe, provenances))
     said = f"{_join(claim, judged)}; on {' and '.join(machines)}"
-    return {"reference": said, "reference_group": _group(judged)}
+    return {
+        "reference": said,
+        "reference_group": _group(judged),
+        "reference_simulated": _simulated(known, evidence),
+    }
 
 
 class _Evidence:
@@ -218,6 +236,7 @@ def _answer(claim: Claim, evidence: Mapping[str, _Evidence]) -> dict[str, Any]:
         "footnote": claim.footnote,
         "experiment": ", ".join(experiments),
         "group": _group(judged),
+        "simulated": _simulated(claim.contrasts, evidence),
         "answer": _join(claim, judged),
         "roofline": "; ".join(filter(None, takes)),
         "run": ", ".join(evidence[x].run.folder.name for x in experiments if x in evidence),
@@ -228,12 +247,45 @@ def _answer(claim: Claim, evidence: Mapping[str, _Evidence]) -> dict[str, Any]:
 def _group(judged: Sequence[Mapping[str, Any]]) -> str:
     """Return what the contrasts of a claim come to; what was decided comes first."""
     found = {one["group"] for one in judged} or {NOT_TESTABLE}
-    denied = {DIFFERS, OVER_STAND_INS[DIFFERS], OUT_OF_REACH}
-    if found & {AGREES, OVER_STAND_INS[AGREES]} and found & denied:
-        return OVER_STAND_INS[IN_PART] if found & {*OVER_STAND_INS.values()} else IN_PART
-    # What rests on a stand-in in part is no more than consistent.
-    found -= {plain for plain, emulated in OVER_STAND_INS.items() if emulated in found}
+    if found & {*SUPPORTED} and found & {*DENIED}:
+        return IN_PART
     return next(group for group in GROUPS if group in found)
+
+
+def _simulated(contrasts: Iterable[Contrast], evidence: Mapping[str, _Evidence]) -> str:
+    """Return what was simulated in the rows that answer a claim; "" for nothing."""
+    rows = []
+    for one in contrasts:
+        found = evidence.get(one.experiment)
+        if found is not None and found.run.summary.has_groups:
+            rows += [row for row in found.rows.values() if row.name == one.variant]
+        elif found is not None and found.rows:
+            names = {one.against or next(iter(found.rows)), one.variant} - {""}
+            rows += [found.rows[name] for name in names if names <= found.rows.keys()]
+    return simulated(rows)
+
+
+def answer_in_short(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return in one sentence what runs say of the claims.
+
+    Args:
+        rows: what `answers` returns.
+    """
+    count = Counter(row["group"] for row in rows)
+    parts = [
+        (sum(count[group] for group in SUPPORTED), "confirmed here"),
+        (count[IN_PART], IN_PART),
+        (sum(count[group] for group in DENIED), "not confirmed here"),
+        (count[MEASURED], "measured without a published effect"),
+        (sum(count[group] for group in UNCLEAR), "not decided yet"),
+        (count[NOT_RUN], NOT_RUN),
+        (count[NOT_TESTABLE], "not testable here"),
+    ]
+    said = f"Of {units.count(len(rows), 'claim')} of the documents: "
+    said += ", ".join(f"{number} {what}" for number, what in parts if number)
+    if on_simulated := sum(bool(row["simulated"]) for row in rows):
+        said += f"; {on_simulated} of them on simulated devices"
+    return f"{said}."
 
 
 def _roofline(contrast: Contrast, evidence: Mapping[str, _Evidence]) -> str:
@@ -309,9 +361,9 @@ def _why_missing(contrast: Contrast, evidence: _Evidence) -> Answer | None:
         if row.normalized_time is None:
             whose = f"{name}: " if contrast.against else ""
             if row.status == "missing":
-                return Answer(NOT_RUN, f"{whose}not run: {row.reason}")
+                return Answer(NOT_RUN, f"{whose}not run: {readable_reason(row.reason)}")
             failed = "failed: " if row.status == "failed" else ""
-            said = f"{whose}not testable here: {failed}{row.reason or row.status}"
+            said = f"{whose}not testable here: {failed}{readable_reason(row.reason) or row.status}"
             return Answer(NOT_TESTABLE, said)
     return None
 
@@ -329,25 +381,28 @@ def _say_ratio(claim: Claim, contrast: Contrast, evidence: _Evidence, ratio: Rat
     if verdict == UNSTABLE:
         return _say(figures, rows, f"{UNSTABLE}, no verdict", UNDECIDED)
     if isinstance(expected, float):
-        word = agreement(ratio.low, ratio.high, expected)
-        if word == DIFFERS and is_out_of_reach(expected, ratio.low, rows[0]):
-            waiting, saved = 1 - least_time(rows[0]), 1 - expected
-            figures += f"; waiting is {units.whole_percent(waiting)} of the epoch, "
-            figures += f"the document saved {units.whole_percent(saved)}"
-            return _say(figures, rows, OUT_OF_REACH)
-        return _say(figures, rows, word, UNDECIDED)
-    if expected and isinstance(expected, str):
-        word = {expected: AGREES, OPPOSITE[expected]: DIFFERS, NO_DIFFERENCE: DIFFERS}.get(verdict)
-        figures = f"{verdict}, {figures}" if word else figures
-        return _say(figures, rows, word or verdict, UNDECIDED)
-    group = UNDECIDED if verdict == "inconclusive" else MEASURED
-    if right := [s["by"] for s, word in zip(claim.sides, expected) if word == verdict]:
-        word = f"{EMULATED_WORDS['agrees']}, emulated," if find_stand_ins(rows) else AGREES
-        figures += f", {word} with {'; '.join(right)}"
-        group = AGREES
-    elif any(expected) and verdict in (*OPPOSITE, NO_DIFFERENCE):
+        word = compare(expected, ratio.ratio, ratio.low, ratio.high, verdict, rows[0])
+        if word == OUT_OF_REACH:
+            figures += f"; {bound(rows[0])}, the document saved {units.whole_percent(1 - expected)}"
+        return _say(figures, rows, word)
+    words = [
+        compare(one, ratio.ratio, ratio.low, ratio.high, verdict) if one else ""
+        for one in ([expected] if isinstance(expected, str) else expected)
+    ]
+    if isinstance(expected, str) and expected:
+        said = f"{verdict}, " if words[0] != INCONCLUSIVE else ""
+        return _say(f"{said}{figures}", rows, words[0])
+    group = INCONCLUSIVE if verdict == INCONCLUSIVE else MEASURED
+    right = [side["by"] for side, word in zip(claim.sides, words) if word == CONFIRMED]
+    if right:
+        figures += f", as expected by {'; '.join(right)}"
+    elif any(words) and verdict not in (INCONCLUSIVE, REAL_BUT_SMALL):
         figures += ", contradicts all sources"
-        group = DIFFERS
+    # The claim is the document's; others may disagree about something that it does not say.
+    if claim.sides and "[0" in claim.sides[0]["by"] and words[:1] not in ([], [""]):
+        group = words[0]
+    elif any(words) and not right and group == MEASURED:
+        group = REFUTED
     return _say(figures, rows, verdict, group)
 
 
@@ -370,9 +425,6 @@ def _say(
         return Answer(group, f"{figures}{where}")
     if word in GROUPS:
         group = word
-    if find_stand_ins(rows):
-        group = OVER_STAND_INS.get(group, group)
-        word = f"{EMULATED_WORDS[word]}, emulated" if word in EMULATED_WORDS else word
     return Answer(group, f"{word}{where}: {figures}")
 
 
@@ -424,7 +476,7 @@ def largest_phase(contrast: Contrast, evidence: _Evidence) -> Answer:
     """Find the phase that takes most of the loop, as a call graph's first level shows it."""
     rows = _compared(contrast, evidence)
     phases = _phases(rows[-1])
-    word = AGREES if max(phases, key=phases.get) == contrast.expected else DIFFERS
+    word = CONFIRMED if max(phases, key=phases.get) == contrast.expected else REFUTED
     return _say_finding(evidence, _shares(phases), rows, word)
 
 
@@ -434,7 +486,7 @@ def phases(contrast: Contrast, evidence: _Evidence) -> Answer:
     parts = _phases(rows[-1])
     loading = parts.pop("waiting for batches") + parts.pop("transfer")
     figures = _shares({"loading with transfer": loading, **parts})
-    word = AGREES if loading < parts["forward and backward"] else DIFFERS
+    word = CONFIRMED if loading < parts["forward and backward"] else REFUTED
     return _say_finding(evidence, figures, rows, word)
 
 
@@ -444,7 +496,7 @@ def gpu_util(contrast: Contrast, evidence: _Evidence) -> Answer:
     utils = [row.gpu_util for row in rows]
     if None not in utils:
         shares = [f"{units.percent(row.gpu_util)} {row.variant}" for row in rows]
-        word = AGREES if utils[0] < utils[1] - MIN_GPU_UTIL_DIFFERENCE else DIFFERS
+        word = CONFIRMED if utils[0] < utils[1] - MIN_GPU_UTIL_DIFFERENCE else REFUTED
         return _say_finding(evidence, f"GPU-util {', '.join(shares)}", rows, word)
     said = "not testable here: GPU-util is NVML's, of an NVIDIA GPU"
     busy = [
@@ -495,13 +547,13 @@ def most_groups(contrast: Contrast, evidence: _Evidence) -> Answer:
         less = sum(row.normalized_time < 1 for row in rows)
         figures = f"{name} took less time in {less} of {len(rows)} groups"
         return _say(figures, rows, unjudged=_why_unjudged(summary.info, summary.n_undisturbed))
-    faster, slower = (sum(row.verdict == word for row in rows) for word in OPPOSITE)
+    faster, slower = (sum(row.verdict == word for row in rows) for word in ("faster", "slower"))
     figures = f"{name} faster in {faster}, slower in {slower} of {len(rows)}"
     word = "no majority"
     if not summary.stable:
         word = f"{UNSTABLE}, no verdict"
     elif max(faster, slower) * 2 > len(rows):
-        word = AGREES if faster > slower else DIFFERS
+        word = CONFIRMED if faster > slower else REFUTED
     return _say(figures, rows, word, UNDECIDED)
 
 

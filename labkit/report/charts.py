@@ -42,7 +42,6 @@ from labkit.report.bars import (
     write_beside,
 )
 from labkit.runs.operation_trials import SAMPLE
-from labkit.settings import CORRECTED
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -212,25 +211,19 @@ def _times_legend(rows: Sequence[BarRow]) -> list[Artist]:
 def overview(summaries: Sequence[Summary]) -> Figure | None:
     """Draw every variant with a published figure, whichever its run, along one axis.
 
-    Runs as in the document are left out: the order of their variants may explain what they show.
-
     Returns:
         As `times`; None where no variant has one.
     """
-    found = [
-        (summary, row)
-        for summary in summaries
-        if summary.protocol == CORRECTED and not summary.has_groups
-        for row in summary.rows
-        if row.published is not None and not summary.is_baseline(row)
-    ]
+    found = words.beside_the_documents(summaries)
     if not found:
         return None
     rows = []
     stood_in: dict[str, Any] = {}
     for summary, row in found:
         drawn = _times_row(summary, row)
-        said = list(filter(None, [row.verdict or "no verdict", words.agreement(summary, row)]))
+        word = words.agreement(summary, row)
+        # The verdict is in the words already, or is the same word.
+        said = [word or row.verdict or "no verdict"]
         value = words.normalized(row) if drawn.bars else ""
         bars = [replace(bar, dots=(), outliers=(), value=value, notes=said) for bar in drawn.bars]
         experiment = summary.info["experiment"]
@@ -240,7 +233,11 @@ def overview(summaries: Sequence[Summary]) -> Figure | None:
             beside = f" ({x})" if x and name == SIMULATED_GPU else ""
             what = f"{name}, {details}".rstrip(", ")
             stood_in.setdefault(what, {})[f"{experiment}{beside}"] = None
-    title = [Line("Published and measured: each variant against its run's baseline", 13, "bold")]
+    answer = words.answer(summaries).removesuffix(".")
+    title = [
+        Line(answer or "Nothing measured of what was published", 13, "bold"),
+        Line("Published and measured: each variant against its run's baseline", color=SOFT_INK),
+    ]
     for what, experiments in stood_in.items():
         title.append(
             Line(f"{what[0].upper()}{what[1:]}: {', '.join(experiments)}", color=WARNING_INK)

@@ -13,6 +13,7 @@ import base64
 import re
 import time
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,13 +21,20 @@ from labkit import units
 from labkit.analysis.stand_ins import find_stand_ins, stand_ins
 from labkit.analysis.summary import in_common
 from labkit.analysis.winner import winner
-from labkit.claims.ledger import GROUPS, answers, weigh_answer
+from labkit.claims.ledger import GROUPS, answer_in_short, answers, weigh_answer
 from labkit.experiments.catalog import CATALOG
 from labkit.experiments.request import Request
 from labkit.files import unused, write_whole
 from labkit.machine import hardware
 from labkit.report import bars, charts, words
-from labkit.runs.store import REPORTS, SHARED, StoredRun, explain_unwritable, newest_runs
+from labkit.runs.store import (
+    REPORTS,
+    SHARED,
+    StoredRun,
+    explain_unwritable,
+    newest_runs,
+    readable_reason,
+)
 from labkit.settings import AS_PUBLISHED, CORRECTED
 
 if TYPE_CHECKING:
@@ -89,6 +97,8 @@ def report(
         "claims": _grouped_claims(runs, results, are_all_shown=is_index),
         "machines": _machines(runs),
     }
+    page["answer"] = page["overview"]["answer"] if page["overview"] else _answer_of_one(runs[0])
+    page["claims_answer"] = answer_in_short(list(chain(*page["claims"].values())))
     with explain_unwritable(to):
         to.mkdir(parents=True, exist_ok=True)
         html = _environment(is_html=True).get_template("page.html.j2").render(page)
@@ -147,7 +157,7 @@ def facts(run: StoredRun) -> dict[str, Any]:
 
 
 def overview(runs: Sequence[StoredRun]) -> dict[str, Any]:
-    """Return what several runs come to: a chart, the winner of each, and which variants save none.
+    """Return what several runs come to: an answer, a chart, winners, and what saves nothing.
 
     A variant is its label and the number of its run, from 1.
     """
@@ -159,7 +169,9 @@ def overview(runs: Sequence[StoredRun]) -> dict[str, Any]:
         stood_in |= find_stand_ins(summary.rows)
         for row in summary.rows:
             if row.status in ("skipped", "failed"):  # a variant may be in several groups
-                untested.setdefault(row.reason or row.status, {})[row.name, number] = None
+                untested.setdefault(readable_reason(row.reason) or row.status, {})[
+                    row.name, number
+                ] = None
         if (
             summary.has_groups
             or summary.protocol != CORRECTED
@@ -173,7 +185,9 @@ def overview(runs: Sequence[StoredRun]) -> dict[str, Any]:
                 no_saving.setdefault(row.verdict, []).append((row.variant, number))
             elif row.verdict == "inconclusive":
                 undetected.append((row.variant, number))
+    saving = f"Of {len(runs)} runs, {len(best)} {'shows' if len(best) == 1 else 'show'} a saving."
     return {
+        "answer": words.answer([run.summary for run in runs]) or saving,
         "chart": charts.overview([run.summary for run in runs]),
         "best": best,
         "no_saving": no_saving,
@@ -181,6 +195,11 @@ def overview(runs: Sequence[StoredRun]) -> dict[str, Any]:
         "untested": untested,
         "stand_ins": [name.removeprefix("simulated ") for name in stood_in],
     }
+
+
+def _answer_of_one(run: StoredRun) -> str:
+    found = words.result(run.summary)
+    return f"{found[0]}." if found else ""
 
 
 def _grouped_claims(

@@ -12,23 +12,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from labkit import units
-from labkit.analysis.roofline import (
-    OUT_OF_REACH,
-    Pipeline,
-    calibrated,
-    is_out_of_reach,
-    least_time,
-    pipelines,
-    published_takes,
-)
+from labkit.analysis import published as documents
+from labkit.analysis.roofline import Pipeline, calibrated, pipelines, published_takes
 from labkit.analysis.stand_ins import (
-    EMULATED_WORDS,
     STAND_INS,
     beside_the_loader,
     describe_rate,
     describe_stand_in,
-    find_stand_ins,
     is_warned_of,
+    simulated,
     stand_in_name,
 )
 from labkit.analysis.statistics import UNSTABLE
@@ -39,7 +31,7 @@ from labkit.machine import hardware
 from labkit.parts.devices import FREE_LOADER_MIN_AU
 from labkit.parts.storage.disks import MAX_ERROR_SHARE
 from labkit.resolve import traits
-from labkit.runs.store import StoredRun
+from labkit.runs.store import StoredRun, readable_reason
 from labkit.settings import CORRECTED
 
 # Labels of variants whose work is not the same as the baseline's.
@@ -170,7 +162,7 @@ def bound(summary: Summary) -> list[str]:
     if any(its.get("ranks", 1) > 1 for its in summary.info["variants"].values()):
         return []  # several GPUs are faster than one
     # What the device computes in the baseline's epochs remains.
-    least = units.normalized(least_time(base))
+    least = units.normalized(documents.least_time(base))
     return [f"With faster loading, the normalized time can fall to about {least} at best"]
 
 
@@ -241,7 +233,7 @@ def reason(row: Row) -> str:
     """Return why a variant has no number; "" where it has one."""
     if row.normalized_time is not None:
         return ""
-    return f"{row.status}: {row.reason}" if row.reason else row.status
+    return f"{row.status}: {readable_reason(row.reason)}" if row.reason else row.status
 
 
 def check_baseline(run: StoredRun) -> None:
@@ -270,20 +262,49 @@ def normalized(row: Row) -> str:
 
 
 def published(summary: Summary, row: Row) -> str:
-    """Return the document's figure, or a dash, and whether this run agrees with it."""
+    """Return the document's figure, or a dash, and what this run says of it."""
     return ", ".join(filter(None, [units.normalized(row.published), agreement(summary, row)]))
 
 
+def beside_the_documents(summaries: Sequence[Summary]) -> list[tuple[Summary, Row]]:
+    """Return the variants with a published figure, whichever their run.
+
+    Runs as in the document are left out: the order of their variants may explain what they show.
+    """
+    return [
+        (summary, row)
+        for summary in summaries
+        if summary.protocol == CORRECTED and not summary.has_groups
+        for row in summary.rows
+        if row.published is not None and not summary.is_baseline(row)
+    ]
+
+
+def answer(summaries: Sequence[Summary]) -> str:
+    """Return in one sentence what runs say of the documents' figures; "" without such figures."""
+    measured = [
+        (summary, row)
+        for summary, row in beside_the_documents(summaries)
+        if row.normalized_time is not None
+    ]
+    said = documents.answer([row.agreement for _, row in measured])
+    what = simulated([row for summary, own in measured for row in (summary.rows[0], own)])
+    return f"{said.removesuffix('.')} ({what})." if what else said
+
+
 def agreement(summary: Summary, row: Row) -> str:
-    """Return whether a run agrees with the document; over a stand-in "consistent (emulated)"."""
+    """Return what a run says of the document's figure, with what was simulated beside it.
+
+    Returns:
+        "saves more than published · simulated GPU"; empty where nothing is judged.
+    """
     if not row.agreement:
         return ""
     base = next(r for r in summary.rows if summary.is_baseline(r) and r.group == row.group)
-    if row.agreement == "differs" and is_out_of_reach(row.published, row.ci_low, base):
-        return OUT_OF_REACH
-    if find_stand_ins([base, row]):
-        return f"{EMULATED_WORDS.get(row.agreement, row.agreement)} (emulated)"
-    return row.agreement
+    word = row.agreement
+    if word == documents.OUT_OF_REACH:
+        word += f": {documents.bound(base)}"
+    return " · ".join(filter(None, [word, simulated([base, row])]))
 
 
 def proofs(summary: Summary) -> list[str]:

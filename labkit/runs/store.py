@@ -71,7 +71,30 @@ INFO_TYPES = {
 NAME = r"\w+"  # other storages, and other values of the settings below, are folders or addresses
 A_PLACE = "a folder"
 NOT_SHARED = "not shared"
+# Beginnings of labkit's own sentences on why a variant cannot run, which tell nothing private:
+# they hold names of public libraries and numbers alone.
+PUBLIC_REASON = re.compile(
+    r"(?:cv2|PIL|simplejpeg|kornia_rs|torch|torchvision|tensorflow|nvidia\.dali|safetensors|h5py"
+    r"|lmdb|prefetch_generator)(?:\.(?:io|fn|numpy|Image))? is "
+    r"(?:not installed|installed and broken)"
+    r"|no NVIDIA driver(?: answers NVML)?|the NVIDIA driver sees no GPU"
+    r"|no CUDA device works with this torch build"
+    r"|torch [\w.+]{1,40} is built without CUDA|it takes \d+ GPUs, got \d+ GPUs?"
+)
 SETTINGS = {"data": NOT_SHARED, "storage|checkpoint_to|report_to": A_PLACE}
+
+
+def _public_reason(reason: object) -> str:
+    """Return the part of a reason that may be shared, or the placeholder."""
+    found = PUBLIC_REASON.match(str(reason))
+    return found[0] if found else NOT_SHARED
+
+
+def readable_reason(reason: str) -> str:
+    """Return a reason as it is shown; where a share file left it out, that it did."""
+    return "the shared run does not say why" if reason == NOT_SHARED else reason
+
+
 # What may not leave this machine, in run.json and in rows: pattern of a field's name -> patterns
 # of the fields below it, or what replaces its value in a share file (None: nothing).
 LOCAL = {
@@ -85,8 +108,8 @@ LOCAL = {
     "provenance": {"gpu": {"reason": None}},
     "medium": {"device": None},
     "disturbance": {"busiest_program|busiest_gpu_program": None},
-    "skipped|failed": {".*": NOT_SHARED},
-    "reason": NOT_SHARED,
+    "skipped|failed": {".*": _public_reason},
+    "reason": _public_reason,
     "unreadable": None,
     "local_notes": None,  # the same, of earlier versions
 }
@@ -285,7 +308,7 @@ def split_local(
         else:
             local[name] = value
             if rule is not None:
-                shared[name] = rule
+                shared[name] = rule(value) if callable(rule) else rule
     return shared, local
 
 

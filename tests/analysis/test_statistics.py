@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from labkit.analysis.statistics import (
-    agreement,
     blind_below,
     blocks_needed,
     detectable_share,
@@ -121,27 +120,6 @@ def test_the_machine_is_blind_where_the_interval_of_a_over_a_is_wider_than_delta
     # An offset is the question of `is_stable`.
     assert blind_below([x + 0.5 for x in wide]) == pytest.approx(blind_below(wide))
     assert blind_below([0.7]) == blind_below([]) == 0.0
-
-
-# --- agreement ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "published", "word"),
-    [
-        (0.85, 0.90, 0.86, "agrees"),  # inside
-        (0.80, 0.84, 0.86, "agrees"),  # 0.84 * 1.03 = 0.865
-        (0.80, 0.83, 0.86, "differs"),  # 0.83 * 1.03 = 0.855
-        (0.88, 0.92, 0.86, "agrees"),  # 0.88 / 1.03 = 0.854
-        (0.89, 0.95, 0.86, "differs"),  # 0.89 / 1.03 = 0.864
-        (0.80, 0.95, 0.86, "too noisy to compare"),  # 0.15 wide, for an effect of 0.14
-        (0.50, 0.70, 0.86, "too noisy to compare"),  # wide comes before far away
-        (0.75, 0.875, 0.875, "agrees"),  # as wide as the effect is not wider
-        (1.19, 1.21, 1.20, "agrees"),  # slower is an effect too
-    ],
-)
-def test_agreement_is_the_published_figure_in_the_widened_interval(low, high, published, word):
-    assert agreement(low, high, published) == word
 
 
 # --- the estimator, stability and outliers --------------------------------------------------

@@ -11,6 +11,7 @@ from fakes import CHECKED, fake_info, fake_trials
 import labkit as lab
 from labkit.claims import ledger
 from labkit.machine import hardware
+from labkit.report.report import overview
 from labkit.settings import AS_PUBLISHED
 
 NASTY = '<script>alert(1)</script> "q" \' & | `a` ](http://x) <img src=x onerror=alert(2)>'
@@ -194,6 +195,41 @@ def test_several_runs_begin_with_what_they_come_to(tmp_path):
     assert (tmp_path / "out/figures/overview.png").stat().st_size
 
 
+def test_the_answer_comes_first_in_one_sentence(tmp_path):
+    how = {"mode": "full", "published": {"data_prefetcher": 0.891}, "blocks": 8}
+    runs = [
+        make_run(tmp_path, {"original": 1.0, "data_prefetcher": 0.5}, **how),
+        make_run(tmp_path, {"original": 1.0, "other": 0.8}, blocks=8, experiment="mine"),
+    ]
+    answer = "Of 1 variant with a published time, 1 saves more than published (simulated GPU)."
+    several, one = lab.report(runs, tmp_path / "out"), runs[0].report()
+    for paths, said in ((several, answer), (one, "data_prefetcher: 0.49")):
+        text = read(paths, "report.md").replace("\\", "")
+        assert text.startswith(f"# labkit report\n\n**{said}")
+        shown = words_of(read(paths, "report.html"))
+        assert shown.index(said) < shown.index("Normalized time: epoch time")
+    assert read(several, "report.html").count(answer.removesuffix(".")) > 1  # in the chart, too
+
+
+def test_an_interval_that_reaches_1_is_no_saving(tmp_path):
+    runs = [
+        make_run(tmp_path, {"original": 1.0, "almost": 0.97}, blocks=3, noise=0.05),
+        make_run(tmp_path, {"original": 1.0, "clear": 0.5}, blocks=3, experiment="mine"),
+    ]
+    almost = runs[0].summary.rows[1]
+    assert almost.normalized_time < 1 < almost.ci_high
+    found = overview(runs)
+    assert [one["row"].variant for one in found["best"]] == ["clear"]
+
+
+def test_what_could_not_be_tested_has_its_reason_or_says_that_it_was_left_out(tmp_path):
+    skipped = {"torchvision": "not shared", "dali": "nvidia.dali is not installed"}
+    runs = [make_run(tmp_path, skipped=skipped), make_run(tmp_path, experiment="mine")]
+    assert list(overview(runs)["untested"]) == [
+        "the shared run does not say why", "nvidia.dali is not installed",
+    ]  # fmt: skip
+
+
 # --- what they say ------------------------------------------------------------------------
 
 
@@ -247,10 +283,13 @@ def test_reference_runs_have_a_column_beside_this_machines(tmp_path, monkeypatch
     paths = make_run(tmp_path).report()
     shown = words_of(read(paths, "report.html"))
     assert "claim here reference runs" in shown
-    assert "in the background: about 10 % less time. no verdict yet consistent (emulated)" in shown
+    assert re.search(
+        r"about 10 % less time\. no verdict yet · simulated GPU.* as published · simulated GPU",
+        shown,
+    )
     markdown = read(paths, "report.md")
     assert "| experiment | here | reference runs |" in markdown
-    beside = r"no verdict in quick mode.* \| consistent, emulated .*machine anothe\)"
+    beside = r"no verdict in quick mode.* \| as published \\?\(simulated .*machine anothe"
     assert re.search(beside, markdown)
 
 

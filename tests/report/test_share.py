@@ -18,6 +18,7 @@ from labkit.experiments.request import Request
 from labkit.report import table
 from labkit.report.run import open_shared
 from labkit.report.share import write
+from labkit.runs import store
 from labkit.runs.store import (
     append_trial,
     create_run,
@@ -172,6 +173,27 @@ def test_runs_of_earlier_versions_can_be_shared(name, tmp_path):
     assert len(opened.trials) == len(run.trials)
     rows, theirs = (table.table(each.summary).rows for each in (run, opened))
     assert theirs == rows
+
+
+@pytest.mark.parametrize(
+    ("reason", "shared"),
+    [
+        ("tensorflow is not installed; pip install it", "tensorflow is not installed"),
+        ("torchvision.io is not installed", "torchvision.io is not installed"),
+        ("cv2 is installed and broken (ImportError: /home/ada/x.so); install it again",
+         "cv2 is installed and broken"),
+        ("no NVIDIA driver", "no NVIDIA driver"),
+        ("it takes 2 GPUs, got 1 GPU", "it takes 2 GPUs, got 1 GPU"),
+        ("my_secret_project is not installed; pip install it", "not shared"),
+        ("/home/ada/secret is not readable", "not shared"),
+        ("see /home/ada: torch is not installed", "not shared"),
+    ],
+)  # fmt: skip
+def test_a_reason_in_labkits_own_words_is_shared_and_no_other(reason, shared):
+    info = {"skipped": {"one": reason}, "failed": {"two": reason}, "reason": reason}
+    theirs, local = store.split_local(info)
+    assert theirs == {"skipped": {"one": shared}, "failed": {"two": shared}, "reason": shared}
+    assert local == info
 
 
 # --- open ---------------------------------------------------------------------------------------
