@@ -403,7 +403,8 @@ def _apart(pairs: Iterable[tuple[np.ndarray, np.ndarray]]) -> tuple[float, float
 #   4  group
 #   5  resident_shares_before in cache_proof: one per epoch, where `cached` is set;
 #      unreadable_images
-SCHEMA = 5
+#   6  arrivals_s in epochs
+SCHEMA = 6
 UTC = "%Y-%m-%dT%H:%M:%SZ"
 
 Status = Literal["ok", "skipped", "failed", "cancelled"]
@@ -475,6 +476,9 @@ class Epoch:
     """Host busy or waiting with what is done beside the steps: checkpoints, reports, metrics."""
     waits_s: tuple[float, ...] | None = None
     """What `wait_s` adds up: one wait per step, to the microsecond."""
+    arrivals_s: tuple[float, ...] | None = None
+    """When each batch was on the device, from the start of the epoch, to the microsecond; of
+    several ranks, rank 0's."""
 
 
 @dataclass(frozen=True, kw_only=True)

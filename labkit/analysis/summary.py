@@ -42,6 +42,7 @@ from labkit.analysis.validity import (
 from labkit.contracts import Epoch, Trial
 from labkit.resolve import traits
 from labkit.settings import AS_PUBLISHED, CORRECTED, MIN_JUDGED_BLOCKS, MODES
+from labkit.steady_rate import SteadyRate, arrivals_of, steady_rate
 
 # Settings on which the rate of a real device with the model alone depends.
 STEP = (
@@ -99,9 +100,11 @@ class Row:
     startup_s: float | None = None
     """Mean per epoch."""
     steady_images_per_s: float | None = None
-    """Images per second after the first batch, of all trials."""
+    """Images per second over whole rounds of workers, of all trials; see `labkit.steady_rate`."""
     steady_rates: tuple[float, ...] = ()
     """The same of every valid trial, in the order of `in_blocks`; empty where one is unknown."""
+    steady_reason: str = ""
+    """Why there is no steady rate."""
     wait_share: float | None = None
     """Share of the epochs in which the host waited for data."""
     transfer_share: float | None = None
@@ -145,9 +148,9 @@ class Row:
     device_images_per_s: float | None = None
     """The device's rate with the model alone."""
     load_images_per_s: float | None = None
-    """The run's own loading rate: of the group's baseline after its first batch, which is the
-    loading rate where the loader is the limit; where the device is, it is the device's.  In a
-    roofline, of the baseline's loading alone."""
+    """The run's own loading rate: the steady rate of the group's baseline, which is the loading
+    rate where the loader is the limit; where the device is, it is the device's.  In a roofline, of
+    the baseline's loading alone."""
     x: float | None = None
     """The device's rate ÷ the loading rate; None, like both, on a device that is not the
     baseline's."""
@@ -489,7 +492,7 @@ def log_times(row: Row, which: str) -> dict[int, float]:
 
     Args:
         row: a variant's.
-        which: total: the epochs added up; steady: the time per image after the first batch.
+        which: total: the epochs added up; steady: the time per image at the steady rate.
     """
     if which == "steady":
         times_s = [1 / rate for rate in row.steady_rates]
@@ -551,7 +554,7 @@ def _average(runs: Sequence[Trial]) -> dict[str, Any]:
     epochs = [epoch for trial in runs for epoch in trial.epochs]
     total_s = sum(epoch.epoch_s for epoch in epochs)
     compute_share = _share((epoch.compute_s for epoch in epochs), total_s)
-    steady_rates = [_steady_images_per_s(trial.epochs) for trial in runs]
+    steady, steady_each = _steady_rate(runs), [_steady_rate([trial]) for trial in runs]
     second_s = [trial.epochs[1].epoch_s for trial in runs if len(trial.epochs) > 1]
     wait_p50_s, wait_p99_s = _wait_percentiles(epochs)
     return {
@@ -562,8 +565,9 @@ def _average(runs: Sequence[Trial]) -> dict[str, Any]:
         "epoch1_s": geometric_mean(trial.epochs[0].epoch_s for trial in runs),
         "epoch2_s": geometric_mean(second_s) if second_s else None,
         "startup_s": fmean(epoch.startup_s for epoch in epochs),
-        "steady_images_per_s": _steady_images_per_s(epochs),
-        "steady_rates": () if None in steady_rates else tuple(steady_rates),
+        "steady_images_per_s": steady.images_per_s,
+        "steady_rates": () if steady.reason else tuple(each.images_per_s for each in steady_each),
+        "steady_reason": steady.reason,
         "wait_share": _share((epoch.wait_s for epoch in epochs), total_s),
         "transfer_share": _share((epoch.transfer_s for epoch in epochs), total_s),
         "step_share": _share(map(_step_s, epochs), total_s),
@@ -618,20 +622,32 @@ def _wait_percentiles(epochs: Sequence[Epoch]) -> tuple[float | None, float | No
     return p50, p99
 
 
-def _steady_images_per_s(epochs: Sequence[Epoch]) -> float | None:
-    epochs = [epoch for epoch in epochs if epoch.steps]
-    images = sum(epoch.images * (epoch.steps - 1) / epoch.steps for epoch in epochs)
-    # The first batch's step is not of the others either.
-    first_s = (epoch.first_batch_s + _device_s(epoch) / epoch.steps for epoch in epochs)
-    left_s = sum(epoch.epoch_s for epoch in epochs) - sum(first_s)
-    return images / left_s if images and left_s > 0 else None
+def _steady_rate(runs: Sequence[Trial]) -> SteadyRate:
+    """Return the steady rate of a variant's trials, of several ranks together."""
+    its = runs[0].settings
+    return steady_rate(
+        [
+            (_arrivals_s(epoch), epoch.images / epoch.steps if epoch.steps else 0.0)
+            for trial in runs
+            for epoch in trial.epochs
+        ],
+        workers=(its.get("num_workers") or 0) // (its.get("ranks") or 1),
+    )
 
 
-def _device_s(epoch: Epoch) -> float:
-    """Return the seconds of an epoch's steps: the emulated device's, of a real one the host's."""
-    if epoch.launch_s is not None:
-        return epoch.compute_s or 0.0
-    return _sum((epoch.forward_s, epoch.backward_s, epoch.sync_s)) or 0.0
+def _arrivals_s(epoch: Epoch) -> Sequence[float] | None:
+    """Return when an epoch's batches arrived; None for rows of schema 2, which do not tell.
+
+    Rows of schemas 3 to 5 have every wait, and the sum of what lies between the waits.
+    """
+    if epoch.arrivals_s is not None or epoch.waits_s is None:
+        return epoch.arrivals_s
+    between_s = (
+        epoch.transfer_s, epoch.forward_s, epoch.backward_s, epoch.launch_s, epoch.sync_s,
+        epoch.callbacks_s,
+    )  # fmt: skip
+    step_s = sum(part_s or 0.0 for part_s in between_s) / max(epoch.steps, 1)
+    return arrivals_of(epoch.waits_s, step_s)
 
 
 def _resident_share_before(runs: Sequence[Trial]) -> float | None:
