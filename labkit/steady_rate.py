@@ -13,15 +13,14 @@ Plain numbers and no imports: storages, which measure disks, are below analysis 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
+from typing import NamedTuple
 
 LEAST_ROUNDS = 3  # the first does not count, two others do
 LEAST_BATCHES = 6  # five intervals where batches come one by one
 
 
-@dataclass(frozen=True, kw_only=True)
-class SteadyRate:
+class SteadyRate(NamedTuple):
     """Images per second, or why there is no such rate."""
 
     images_per_s: float | None

@@ -93,6 +93,8 @@ class Row:
     """Empty where nothing is judged."""
     epochs_s: tuple[tuple[float, ...], ...] = ()
     """The epochs of every valid trial, in the order of `ratios`."""
+    startups_s: tuple[tuple[float, ...], ...] = ()
+    """What starting up took of each of them."""
     in_blocks: tuple[int, ...] = ()
     """The block of each of them: what one variant is paired with another by."""
     epoch1_s: float | None = None
@@ -513,6 +515,8 @@ class EpochBar:
     """Geometric mean over trials."""
     all_s: tuple[float, ...]
     """Of every trial."""
+    startup_s: float = 0.0
+    """Mean of what starting up takes of an epoch, however many images it has."""
 
 
 def epoch_bars(row: Row) -> tuple[EpochBar, ...]:
@@ -524,12 +528,15 @@ def epoch_bars(row: Row) -> tuple[EpochBar, ...]:
     if not row.epochs_s:
         return ()
     first = tuple(epochs_s[0] for epochs_s in row.epochs_s)
-    bars = [EpochBar(name="epoch 1", mean_s=geometric_mean(first), all_s=first)]
+    startup_s = fmean(startups_s[0] for startups_s in row.startups_s)
+    mean_s = geometric_mean(first)
+    bars = [EpochBar(name="epoch 1", mean_s=mean_s, all_s=first, startup_s=startup_s)]
     if later := [epochs_s[1:] for epochs_s in row.epochs_s if len(epochs_s) > 1]:
         n = 1 + max(map(len, later))
         mean_s = geometric_mean(map(fmean, later))
         name = "epoch 2" if n == 2 else f"epochs 2 to {n} (mean)"
-        bars.append(EpochBar(name=name, mean_s=mean_s, all_s=sum(later, ())))
+        startup_s = fmean(fmean(startups_s[1:]) for startups_s in row.startups_s if startups_s[1:])
+        bars.append(EpochBar(name=name, mean_s=mean_s, all_s=sum(later, ()), startup_s=startup_s))
     return tuple(bars)
 
 
@@ -562,6 +569,7 @@ def _average(runs: Sequence[Trial]) -> dict[str, Any]:
         "images_per_s": sum(epoch.images for epoch in epochs) / total_s,
         "in_blocks": tuple(trial.block for trial in runs),
         "epochs_s": tuple(tuple(epoch.epoch_s for epoch in trial.epochs) for trial in runs),
+        "startups_s": tuple(tuple(epoch.startup_s for epoch in trial.epochs) for trial in runs),
         "epoch1_s": geometric_mean(trial.epochs[0].epoch_s for trial in runs),
         "epoch2_s": geometric_mean(second_s) if second_s else None,
         "startup_s": fmean(epoch.startup_s for epoch in epochs),
