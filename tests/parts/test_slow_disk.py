@@ -179,7 +179,7 @@ def bunches(slices, per_slice, begun_s=100.0):
 
 
 def test_a_disks_rate_is_counted_over_whole_slices():
-    for slices in (9, 10, 20):
+    for slices in (10, 12, 20):
         rate = slow_disk._delivered_per_s(bunches(slices, 8))
         assert rate == pytest.approx(80.0)
 
@@ -193,7 +193,7 @@ def test_a_few_slices_have_no_rate(slices):
 @needs_disk
 @pytest.mark.alone
 def test_what_was_requested_is_delivered(place, monkeypatch):
-    monkeypatch.setattr(slow_disk, "SEQUENTIAL_BYTES", 96 << 20)
+    monkeypatch.setattr(slow_disk, "SEQUENTIAL_BYTES", 128 << 20)
     mount = slow_disk.up(**ROOM)
 
     def error_share():
