@@ -73,8 +73,10 @@ def steady_rate(
         first = a_round - 1
         last = len(arrivals_s) // a_round * a_round - 1
         elapsed_s += arrivals_s[last] - arrivals_s[first]
-        is_one = isinstance(images, int | float)
-        counted += (last - first) * images if is_one else sum(images[first + 1 : last + 1])
+        if isinstance(images, int | float):
+            counted += (last - first) * images
+        else:
+            counted += sum(images[first + 1 : last + 1])
     if elapsed_s <= 0:
         return _none("all batches arrived at once")
     return SteadyRate(images_per_s=counted / elapsed_s)
