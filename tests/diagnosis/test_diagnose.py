@@ -30,6 +30,7 @@ from labkit.diagnosis.stages import Stages
 from labkit.machine import shared_memory
 from labkit.machine.usage import own_cpu_s
 from labkit.parts.devices import PROFILES, EmulatedDevice
+from tests.fake_clock import FakeClock
 from tests.processes import PATIENCE_S
 
 BUDGET_S = 1.0
@@ -379,22 +380,24 @@ def test_a_stretch_counts_whole_rounds_of_the_workers(monkeypatch):
 class Together:
     """Batches that workers bring at once, four every 40 ms, in epochs whose last round has two."""
 
-    def __init__(self, batches):
-        self.batches = batches
+    def __init__(self, batches, clock):
+        self.batches, self.clock = batches, clock
 
     def __iter__(self):
         for batch in range(self.batches):
             if batch % 4 == 0:
-                time.sleep(0.04)
+                self.clock.sleep(0.04)
             yield [0]
 
 
 @pytest.mark.parametrize("batches", [14, 62])
 def test_a_step_is_measured_over_whole_rounds_in_short_epochs_too(batches, monkeypatch):
     monkeypatch.setattr(measure, "_skip_of", lambda loader: 4)
-    loader = Together(batches)
+    clock = FakeClock()
+    monkeypatch.setattr("time.perf_counter", clock.now)
+    loader = Together(batches, clock)
     stretch = Loop(loader, lambda batch: None).run("warm", loader, 0.3)
-    assert stretch.step_s == pytest.approx(0.01, rel=0.05)
+    assert stretch.step_s == pytest.approx(0.01)
 
 
 class Busy(Slow):
