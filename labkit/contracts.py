@@ -405,6 +405,7 @@ def _apart(pairs: Iterable[tuple[np.ndarray, np.ndarray]]) -> tuple[float, float
 #      unreadable_images
 #   6  arrivals_s in epochs
 SCHEMA = 6
+PER_STEP = ("waits_s", "arrivals_s")  # fields of an epoch with a number per step
 UTC = "%Y-%m-%dT%H:%M:%SZ"
 
 Status = Literal["ok", "skipped", "failed", "cancelled"]
@@ -564,7 +565,13 @@ class Trial:
             )
         known = {f.name for f in fields(Trial)}
         row = {name: value for name, value in row.items() if name in known}
-        return Trial(**{**row, "epochs": tuple(Epoch(**epoch) for epoch in row["epochs"])})
+        return Trial(**{**row, "epochs": tuple(_epoch_of(epoch) for epoch in row["epochs"])})
+
+
+def _epoch_of(row: dict[str, Any]) -> Epoch:
+    """Rebuild an epoch; JSON has lists for its tuples."""
+    lists = {name: tuple(value) for name in PER_STEP if (value := row.get(name)) is not None}
+    return Epoch(**{**row, **lists})
 
 
 def utc_now() -> str:
