@@ -398,7 +398,9 @@ def _apart(pairs: Iterable[tuple[np.ndarray, np.ndarray]]) -> tuple[float, float
 #   4  group
 #   5  resident_shares_before in cache_proof: one per epoch, where `cached` is set;
 #      unreadable_images
-SCHEMA = 5
+#   6  arrivals_s in epochs
+SCHEMA = 6
+PER_STEP = ("waits_s", "arrivals_s")  # fields of an epoch with a number per step
 UTC = "%Y-%m-%dT%H:%M:%SZ"
 
 Status = Literal["ok", "skipped", "failed", "cancelled"]
@@ -470,6 +472,9 @@ class Epoch:
     """Host busy or waiting with what is done beside the steps: checkpoints, reports, metrics."""
     waits_s: tuple[float, ...] | None = None
     """What `wait_s` adds up: one wait per step, to the microsecond."""
+    arrivals_s: tuple[float, ...] | None = None
+    """When each batch was on the device, from the start of the epoch, to the microsecond; of
+    several ranks, rank 0's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -555,7 +560,13 @@ class Trial:
             )
         known = {f.name for f in fields(Trial)}
         row = {name: value for name, value in row.items() if name in known}
-        return Trial(**{**row, "epochs": tuple(Epoch(**epoch) for epoch in row["epochs"])})
+        return Trial(**{**row, "epochs": tuple(_epoch_of(epoch) for epoch in row["epochs"])})
+
+
+def _epoch_of(row: dict[str, Any]) -> Epoch:
+    """Rebuild an epoch; JSON has lists for its tuples."""
+    lists = {name: tuple(value) for name in PER_STEP if (value := row.get(name)) is not None}
+    return Epoch(**{**row, **lists})
 
 
 def utc_now() -> str:

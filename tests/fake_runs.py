@@ -186,7 +186,8 @@ def fake_roofline(
         speed = f"emulated({x * base:.3g} images/s)" if x else "emulated(480 images/s)"
         later_s = time_s - (time_s - compute_s) / 20  # of 20 steps
         epoch = fake_epoch(start_s + later_s, images=images)
-        epoch = replace(epoch, first_batch_s=start_s, compute_s=compute_s)
+        arrivals_s = tuple(start_s + step * time_s / 20 for step in range(20))
+        epoch = replace(epoch, first_batch_s=start_s, compute_s=compute_s, arrivals_s=arrivals_s)
         trial = fake_trial(name, block, labels={**LABELS, "accelerator": speed})
         return replace(trial, epochs=(epoch,), experiment="preprocessing_roofline")
 

@@ -28,6 +28,7 @@ def fake_epoch(epoch_s: float, *, images: int = 160, steps: int = 20) -> Epoch:
         images=images,
         batch_bytes=images * 3 * 256 * 256 * 4,
         compute_s=0.7 * epoch_s,
+        arrivals_s=tuple((0.05 + 0.95 * step / steps) * epoch_s for step in range(steps)),
     )
 
 

@@ -25,8 +25,8 @@ ALONE = "loading alone"
 class Speed:
     """What was measured of a pipeline at one speed of the device, or of its loading alone.
 
-    Rates are after the first batch: in short epochs, starting the workers would take a visible
-    part of the time.
+    Rates are steady ones, over whole rounds of workers: in short epochs, starting and ending the
+    workers would take a visible part of the time.
     """
 
     device_images_per_s: float
@@ -84,7 +84,7 @@ def pipelines(summary: Summary) -> tuple[Pipeline, ...]:
 
 
 def steady_rate(row: Row) -> float | None:
-    """Return images per second after the first batch, the geometric mean over blocks."""
+    """Return the steady images per second of a variant, the geometric mean over blocks."""
     log_times_s = log_times(row, "steady").values()
     return math.exp(-fmean(log_times_s)) if log_times_s else None
 

@@ -43,6 +43,7 @@ from labkit.analysis.validity import (
 from labkit.contracts import Epoch, Trial
 from labkit.resolve import traits
 from labkit.settings import AS_PUBLISHED, CORRECTED, MIN_JUDGED_BLOCKS, MODES
+from labkit.steady_rate import SteadyRate, arrivals_of, steady_rate
 
 # Settings on which the rate of a real device with the model alone depends.
 STEP = (
@@ -95,6 +96,8 @@ class Row:
     """Empty where nothing is judged."""
     epochs_s: tuple[tuple[float, ...], ...] = ()
     """The epochs of every valid trial, in the order of `ratios`."""
+    startups_s: tuple[tuple[float, ...], ...] = ()
+    """What starting up took of each of them."""
     in_blocks: tuple[int, ...] = ()
     """The block of each of them: what one variant is paired with another by."""
     epoch1_s: float | None = None
@@ -102,9 +105,11 @@ class Row:
     startup_s: float | None = None
     """Mean per epoch."""
     steady_images_per_s: float | None = None
-    """Images per second after the first batch, of all trials."""
+    """Images per second over whole rounds of workers, of all trials; see `labkit.steady_rate`."""
     steady_rates: tuple[float, ...] = ()
     """The same of every valid trial, in the order of `in_blocks`; empty where one is unknown."""
+    steady_reason: str = ""
+    """Why there is no steady rate."""
     wait_share: float | None = None
     """Share of the epochs in which the host waited for data."""
     transfer_share: float | None = None
@@ -148,9 +153,9 @@ class Row:
     device_images_per_s: float | None = None
     """The device's rate with the model alone."""
     load_images_per_s: float | None = None
-    """The run's own loading rate: of the group's baseline after its first batch, which is the
-    loading rate where the loader is the limit; where the device is, it is the device's.  In a
-    roofline, of the baseline's loading alone."""
+    """The run's own loading rate: the steady rate of the group's baseline, which is the loading
+    rate where the loader is the limit; where the device is, it is the device's.  In a roofline, of
+    the baseline's loading alone."""
     x: float | None = None
     """The device's rate ÷ the loading rate; None, like both, on a device that is not the
     baseline's."""
@@ -515,7 +520,7 @@ def log_times(row: Row, which: str) -> dict[int, float]:
 
     Args:
         row: a variant's.
-        which: total: the epochs added up; steady: the time per image after the first batch.
+        which: total: the epochs added up; steady: the time per image at the steady rate.
     """
     if which == "steady":
         times_s = [1 / rate for rate in row.steady_rates]
@@ -536,6 +541,8 @@ class EpochBar:
     """Geometric mean over trials."""
     all_s: tuple[float, ...]
     """Of every trial."""
+    startup_s: float = 0.0
+    """Mean of what starting up takes of an epoch, however many images it has."""
 
 
 def epoch_bars(row: Row) -> tuple[EpochBar, ...]:
@@ -547,12 +554,15 @@ def epoch_bars(row: Row) -> tuple[EpochBar, ...]:
     if not row.epochs_s:
         return ()
     first = tuple(epochs_s[0] for epochs_s in row.epochs_s)
-    bars = [EpochBar(name="epoch 1", mean_s=geometric_mean(first), all_s=first)]
+    startup_s = fmean(startups_s[0] for startups_s in row.startups_s)
+    mean_s = geometric_mean(first)
+    bars = [EpochBar(name="epoch 1", mean_s=mean_s, all_s=first, startup_s=startup_s)]
     if later := [epochs_s[1:] for epochs_s in row.epochs_s if len(epochs_s) > 1]:
         n = 1 + max(map(len, later))
         mean_s = geometric_mean(map(fmean, later))
         name = "epoch 2" if n == 2 else f"epochs 2 to {n} (mean)"
-        bars.append(EpochBar(name=name, mean_s=mean_s, all_s=sum(later, ())))
+        startup_s = fmean(fmean(startups_s[1:]) for startups_s in row.startups_s if startups_s[1:])
+        bars.append(EpochBar(name=name, mean_s=mean_s, all_s=sum(later, ()), startup_s=startup_s))
     return tuple(bars)
 
 
@@ -577,7 +587,7 @@ def _average(runs: Sequence[Trial]) -> dict[str, Any]:
     epochs = [epoch for trial in runs for epoch in trial.epochs]
     total_s = sum(epoch.epoch_s for epoch in epochs)
     compute_share = _share((epoch.compute_s for epoch in epochs), total_s)
-    steady_rates = [_steady_images_per_s(trial.epochs) for trial in runs]
+    steady, steady_each = _steady_rate(runs), [_steady_rate([trial]) for trial in runs]
     second_s = [trial.epochs[1].epoch_s for trial in runs if len(trial.epochs) > 1]
     wait_p50_s, wait_p99_s = _wait_percentiles(epochs)
     return {
@@ -585,11 +595,13 @@ def _average(runs: Sequence[Trial]) -> dict[str, Any]:
         "images_per_s": sum(epoch.images for epoch in epochs) / total_s,
         "in_blocks": tuple(trial.block for trial in runs),
         "epochs_s": tuple(tuple(epoch.epoch_s for epoch in trial.epochs) for trial in runs),
+        "startups_s": tuple(tuple(epoch.startup_s for epoch in trial.epochs) for trial in runs),
         "epoch1_s": geometric_mean(trial.epochs[0].epoch_s for trial in runs),
         "epoch2_s": geometric_mean(second_s) if second_s else None,
         "startup_s": fmean(epoch.startup_s for epoch in epochs),
-        "steady_images_per_s": _steady_images_per_s(epochs),
-        "steady_rates": () if None in steady_rates else tuple(steady_rates),
+        "steady_images_per_s": steady.images_per_s,
+        "steady_rates": () if steady.reason else tuple(each.images_per_s for each in steady_each),
+        "steady_reason": steady.reason,
         "wait_share": _share((epoch.wait_s for epoch in epochs), total_s),
         "transfer_share": _share((epoch.transfer_s for epoch in epochs), total_s),
         "step_share": _share(map(_step_s, epochs), total_s),
@@ -644,20 +656,32 @@ def _wait_percentiles(epochs: Sequence[Epoch]) -> tuple[float | None, float | No
     return p50, p99
 
 
-def _steady_images_per_s(epochs: Sequence[Epoch]) -> float | None:
-    epochs = [epoch for epoch in epochs if epoch.steps]
-    images = sum(epoch.images * (epoch.steps - 1) / epoch.steps for epoch in epochs)
-    # The first batch's step is not of the others either.
-    first_s = (epoch.first_batch_s + _device_s(epoch) / epoch.steps for epoch in epochs)
-    left_s = sum(epoch.epoch_s for epoch in epochs) - sum(first_s)
-    return images / left_s if images and left_s > 0 else None
+def _steady_rate(runs: Sequence[Trial]) -> SteadyRate:
+    """Return the steady rate of a variant's trials, of several ranks together."""
+    its = runs[0].settings
+    return steady_rate(
+        [
+            (_arrivals_s(epoch), epoch.images / epoch.steps if epoch.steps else 0.0)
+            for trial in runs
+            for epoch in trial.epochs
+        ],
+        workers=(its.get("num_workers") or 0) // (its.get("ranks") or 1),
+    )
 
 
-def _device_s(epoch: Epoch) -> float:
-    """Return the seconds of an epoch's steps: the emulated device's, of a real one the host's."""
-    if epoch.launch_s is not None:
-        return epoch.compute_s or 0.0
-    return _sum((epoch.forward_s, epoch.backward_s, epoch.sync_s)) or 0.0
+def _arrivals_s(epoch: Epoch) -> Sequence[float] | None:
+    """Return when an epoch's batches arrived; None for rows of schema 2, which do not tell.
+
+    Rows of schemas 3 to 5 have every wait, and the sum of what lies between the waits.
+    """
+    if epoch.arrivals_s is not None or epoch.waits_s is None:
+        return epoch.arrivals_s
+    between_s = (
+        epoch.transfer_s, epoch.forward_s, epoch.backward_s, epoch.launch_s, epoch.sync_s,
+        epoch.callbacks_s,
+    )  # fmt: skip
+    step_s = sum(part_s or 0.0 for part_s in between_s) / max(epoch.steps, 1)
+    return arrivals_of(epoch.waits_s, step_s)
 
 
 def _resident_share_before(runs: Sequence[Trial]) -> float | None:

@@ -42,6 +42,7 @@ from labkit.parts.decoding import DECODERS
 from labkit.parts.devices import EmulatedDevice
 from labkit.parts.storage import cache_state
 from labkit.runs.checks import one_line
+from labkit.steady_rate import fewest_batches, steady_rate
 
 if TYPE_CHECKING:
     import torch
@@ -76,7 +77,9 @@ class Stretch:
     busy_s: float
     """Mean of a step without the host's waiting for the device or for a core."""
     step_s: float
-    """Mean of a step in the steady state, what the device had queued included."""
+    """Of a step in the steady state, over whole rounds of workers, what the device had queued
+    included; where epochs are too short for that (`labkit.steady_rate`), the mean of all steps
+    after the first round."""
     startup_s: float
     """From asking for an iterator, or from having one of persistent workers, to its first batch:
     mean of the epochs begun."""
@@ -146,14 +149,16 @@ class Loop:
         Args:
             arm: its name.
             loader: iterated over again and again.
-            seconds: of the steady state, which has eight steps or four seconds at least.  Where an
-                epoch is shorter, the last one is finished: the first may be unlike those that
-                follow.
+            seconds: of the steady state, which has eight steps and two rounds of workers, or four
+                seconds, at least.  Where an epoch is shorter, the last one is finished: the first
+                may be unlike those that follow.
             once: whether to end with the first epoch, or where that is too short, with the one that
                 reaches the steady state; only the first counts for `Stretch.epoch_s`.
         """
         now, device, skipped = time.perf_counter, self.device, _skip_of(loader)
+        fewest = _fewest_steps(loader)
         startups_s: list[float] = []
+        rounds_s: list[tuple[list[float], int]] = []  # of each epoch, when its steps were over
         epochs_s: list[float] = []
         done = 0
         head_s = begun_s = left_s = apart_s = called_s = 0.0
@@ -167,6 +172,8 @@ class Loop:
                     wait_for("loader to begin an epoch", loaders.FIRST)
                     batches = iter(loader)
                 before, epoch_s = done, now()
+                over_s: list[float] = []
+                rounds_s.append((over_s, 1))
                 # By name, so that a loader that is left early ends its workers after the time.
                 delivered = _without_stalls(batches, wait_for)
                 for batch in delivered:
@@ -187,10 +194,11 @@ class Loop:
                         self.step(batch)
                     left_s = now()
                     done, called_s = done + 1, called_s + left_s - start_s
+                    over_s.append(left_s)
                     if done == skipped:  # the next batch counts from waiting for it
                         first, left_s = _usage(loader), now()
                     counted_s = left_s - begun_s
-                    enough = done >= skipped + FEWEST_STEPS or counted_s >= LONGEST_S
+                    enough = done >= skipped + fewest or counted_s >= LONGEST_S
                     enough = enough and done > skipped and counted_s >= seconds
                     # Workers deliver in bursts, so that only whole rounds of them have a mean.
                     if enough and not epochs_s and (done - skipped) % skipped == 0:
@@ -211,7 +219,15 @@ class Loop:
         steps, readings = done - skipped, device.readings.per_step(done)
         queued_s = sum(last.queued_s.values()) - sum(first.queued_s.values())
         called_s -= last.own_queued_s - first.own_queued_s
+        # Both with what the device had queued until then.
+        rounds_s[0][0][skipped - 1 : skipped] = [begun_s]
+        if not epochs_s:
+            rounds_s[-1][0][-1] = ended_s
+        steps_per_s, _ = steady_rate(rounds_s, skipped)
         step_s = (ended_s - begun_s - apart_s) / steps
+        # In whole epochs a device that queues work hides when a round of steps was over.
+        if steps_per_s and (not epochs_s or type(device) is Host):
+            step_s = 1 / steps_per_s
         length, epoch_s = loaders.count_batches(loader), None
         if length is not None and epochs_s:
             # The first may have started workers for all.
@@ -242,6 +258,12 @@ def whole(batch: object) -> object:
 def _skip_of(loader: object) -> int:
     """Return how many batches a loader delivers before its queue is in the steady state."""
     return max(1, loader.num_workers) if loaders.is_data_loader(loader) else 1
+
+
+def _fewest_steps(loader: object) -> int:
+    """Return how many steps after those a stretch has at least, where they take no longer."""
+    skipped = _skip_of(loader)
+    return max(FEWEST_STEPS, fewest_batches(skipped) - skipped)
 
 
 class _Usage(NamedTuple):
@@ -480,7 +502,7 @@ def stretch_s(seconds: float, arms: int) -> float:
 
 def count_arms(seconds: float, loader: Iterable, step_s: float) -> int:
     """Return how many arms the fewest blocks have time for, whose stretches are the shortest."""
-    counted_s = min(FEWEST_STEPS * step_s, LONGEST_S)
+    counted_s = min(_fewest_steps(loader) * step_s, LONGEST_S)
     shortest_s = max(_skip_of(loader) * step_s + counted_s, SHORTEST_S)
     return int(seconds / FEWEST_BLOCKS / shortest_s)
 

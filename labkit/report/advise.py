@@ -138,7 +138,9 @@ def _table(
             "after epochs in random order, which interrupts reading a pack in order",
             f"copying and packing read the {base} once, {rate}; a copy's writing is not in it, "
             "and the target disk must have enough space",
-            *dict.fromkeys(f"{row.name}: {words.reason(row)}" for row in without),
+            *dict.fromkeys(
+                f"{row.name}: {words.reason(row) or row.steady_reason}" for row in without
+            ),
             *summary.notes,
         ],
     )

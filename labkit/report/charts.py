@@ -576,7 +576,7 @@ def _draw_roofline(axes: Axes, summary: Summary, found: Sequence[Pipeline]) -> l
     from matplotlib.transforms import offset_copy
 
     axes.set_xlabel("speed of the GPU: images/s that it trains with the model alone")
-    axes.set_ylabel("training speed after the first batch, images/s")
+    axes.set_ylabel("steady training speed, images/s")
     every = [point for pipeline in found for point in pipeline.points]
     if not every:
         return []

@@ -67,7 +67,10 @@ def savings(run: StoredRun, *, epochs: int, images: int) -> Table:
     for row in summary.rows:
         first_s = later_s = total_s = None
         if row.epochs_s:
-            first_s, *later = (scale * bar.mean_s for bar in epoch_bars(row))
+            # Workers are started once an epoch, whatever it holds.
+            first_s, *later = (
+                bar.startup_s + scale * (bar.mean_s - bar.startup_s) for bar in epoch_bars(row)
+            )
             later_s = first_s if not fits else later[0] if later else None
         remark = _why_left_out(row, run, fits=fits)
         if not remark and later_s is None and epochs > 1:

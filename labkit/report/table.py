@@ -114,7 +114,9 @@ def table(summary: Summary, detail: bool = False) -> Table | pd.DataFrame:
     """
     names = ["group", "variant"] if summary.has_groups else ["variant"]
     if detail:
-        left_out = {"labels", "epochs_s", "in_blocks", "steady_rates", "group"} - {*names}
+        left_out = {
+            "labels", "epochs_s", "startups_s", "in_blocks", "steady_rates", "group",
+        } - {*names}  # fmt: skip
         numbers = pd.DataFrame(map(asdict, summary.rows)).drop(columns=list(left_out))
         return numbers.join(pd.DataFrame([row.labels for row in summary.rows])).set_index(names)
     return Table(
@@ -139,7 +141,7 @@ def _cells(summary: Summary, row: Row) -> dict[str, str]:
         column = "time per image"
     time = {column: units.seconds(row.time_s), **_beside_a_sample(summary, row)}
     if summary.kind == "roofline":
-        time = {"speed after the first batch": units.rate(steady_rate(row))}
+        time = {"steady speed": units.rate(steady_rate(row))}
     if summary.has_groups:
         return {"group": row.group, "variant": row.name, **time, **measured, **verdict}
     published = {"published": words.published(summary, row)}

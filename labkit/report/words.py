@@ -442,8 +442,7 @@ def not_measured(summary: Summary) -> list[str]:
     """Return which variants of a roofline have no speed at which speeds of the GPU, and why."""
     missing: dict[tuple[str, str], list[str]] = {}
     for row in summary.rows:
-        one_batch = "" if row.steady_rates else "an epoch has one batch only; choose more images"
-        if why := reason(row) or one_batch:
+        if why := reason(row) or row.steady_reason:
             missing.setdefault((row.name, why), []).append(row.group)
     alike: dict[tuple[str, str], list[str]] = {}
     for (name, why), groups in missing.items():

@@ -5,10 +5,10 @@
     a free loader                      ─▶ how busy the emulated device can be at most
     reference pipeline, loading alone  ─▶ calibration.json: the device of every run here
 
-Right after the start the loader's queues fill or drain, and batches come at another rate than
-later; those steps are left out.  Workers deliver in turns, often two batches at once, so a rate is
-taken over whole rounds of them.  The speed of an emulated device is part of the question, so no run
-chooses it anew: it is measured once for a machine, its data and an input size.
+A rate is taken over whole rounds of workers, from the last batch of the first round on; epochs with
+less than three rounds have none (`labkit.steady_rate`).  The speed of an emulated device is part of
+the question, so no run chooses it anew: it is measured once for a machine, its data and an input
+size.
 """
 
 from __future__ import annotations
@@ -43,15 +43,18 @@ from labkit.runs.process import Launcher, TrialFailed
 from labkit.runs.store import explain_unwritable, fits
 from labkit.runs.timing import open_trial, time_epoch, warm_up
 from labkit.settings import MODES, Mode, Settings
+from labkit.steady_rate import SteadyRate, fewest_batches, steady_rate
 
 CALIBRATION_S = 1.2  # long enough to choose how many images an epoch has
 LOADING_S = 2.4  # the speeds of a roofline are multiples of this rate
-# Very short epochs leave most steps out, and each starts its workers anew: then it ends sooner.
+# Very short epochs leave many steps out, and each starts its workers anew: then it ends sooner.
 LONGEST = 2  # times as long, in all
 FREE_LOADER_S = 0.3
 GPU_RATE_S = 1.0
 STEPS_QUEUED = 8  # between two waits of the host for the device
-UNSETTLED_STEPS_PER_WORKER = 1
+# Times the mode's length that an epoch may have, so that variants with many workers have a steady
+# rate: 3 × 8 batches of 8 images from a disk of 81 files/s take 2.4 s where quick mode has 1 s.
+LONGEST_FOR_RATE = 2.5
 SHORT_SHARE = 0.9  # epochs shorter than this share of the mode's are worth a note
 FILE = "calibration.json"
 # The documents' 39 % need a device at least 1.64 times as fast as the loader (EVIDENCE 2).
@@ -92,7 +95,7 @@ def calibrate_run(run: ActiveRun, epoch_share: float) -> None:
     )
     of, excluded = traits(vars(baseline)), run.info["excluded"]
     try:
-        calibration["images_per_s"] = run.ask(
+        trained_per_s, why_none = run.ask(
             "measure_rate", settings=tried, seconds=CALIBRATION_S, excluded=excluded
         )
         # What several speeds, or several GPUs, are told by.
@@ -100,17 +103,24 @@ def calibrate_run(run: ActiveRun, epoch_share: float) -> None:
             its.ranks > 1 for its in run.remaining.values()
         )
         if "tasks" in run.info or several:
-            calibration["load_images_per_s"] = run.ask(
+            loaded_per_s, why_unknown = run.ask(
                 "measure_rate",
                 settings=replace(tried, step="nothing"),
                 seconds=LOADING_S,
                 excluded=excluded,
             )
+            if why_unknown and any(task.get("x") for task in run.info.get("tasks", {}).values()):
+                raise Skip(why_unknown)  # the devices' speeds are multiples of it
+            calibration["load_images_per_s"] = loaded_per_s
         if of.emulated and "computing" not in of.leaves_out:
             calibration |= check_emulator(run, tried)
     except (TrialFailed, Skip) as reason:
         raise run.no_baseline(reason) from reason
-    calibration["images_per_s"] *= baseline.ranks  # of one, which was measured
+    calibration["images_per_s"] = _of_all_ranks(
+        trained_per_s, calibration.get("load_images_per_s"), baseline.ranks
+    )
+    if why_none:
+        run.note(f"the baseline's rate is not known: {why_none}")
     mode = replace(run.mode, epoch_s=epoch_share * run.mode.epoch_s)
     images = _epoch_images(run, mode, calibration["images_per_s"])
     while run.images_looked_at < images + len(run.info["excluded"]):  # others replace bad ones
@@ -156,34 +166,56 @@ def with_device(settings: Settings, calibration: Mapping[str, Any]) -> Settings:
     return replace(settings, device_speed=calibration["calibrated_images_per_s"])
 
 
-def _epoch_images(run: ActiveRun, mode: Mode, images_per_s: float) -> int:
+def _of_all_ranks(
+    trained_per_s: float | None, loaded_per_s: float | None, ranks: int
+) -> float | None:
+    """Return how many images per second the baseline's ranks train together; None: not known.
+
+    Args:
+        trained_per_s: of one rank with the workers of all.
+        loaded_per_s: of the same workers without a step; None where it was not measured.
+        ranks: as many devices, which share those workers.
+    """
+    if trained_per_s is None:
+        return None
+    return min(ranks * trained_per_s, loaded_per_s or math.inf) if ranks > 1 else trained_per_s
+
+
+def _epoch_images(run: ActiveRun, mode: Mode, images_per_s: float | None) -> int:
+    """Return how many images an epoch has: of the mode's length, with steady rates if possible."""
     baseline, available = run.baseline, run.info["data"]["images"]
-    if baseline.images or not mode.epoch_s:
+    if baseline.images or not mode.epoch_s or images_per_s is None:  # too few images for a rate
         return baseline.images or available
+    wanted = round(images_per_s * mode.epoch_s)
+    longest = max(wanted * LONGEST_FOR_RATE, 1)
     least = mode.min_steps * baseline.batch_size * baseline.ranks
-    return min(max(least, round(images_per_s * mode.epoch_s)), available)
+    for its in run.remaining.values():
+        steady = fewest_batches(its.num_workers // its.ranks) * its.batch_size * its.ranks
+        if steady <= longest:
+            least = max(least, steady)
+    return min(max(least, wanted), available)
 
 
 def _note_short_epochs(run: ActiveRun, mode: Mode) -> None:
     calibration = run.info["calibration"]
     steps = calibration["images"] // (run.baseline.batch_size * run.baseline.ranks)
-    epoch_s = calibration["images"] / calibration["images_per_s"]
+    rate = calibration["images_per_s"]
+    epoch_s = rate and calibration["images"] / rate
     if steps < mode.min_steps:
         why = "as images is set" if run.baseline.images else "as there are no more images"
         run.note(f"epochs of {steps} steps, {why}: {mode.name} mode wants {mode.min_steps}")
-    if mode.judged and epoch_s < SHORT_SHARE * mode.epoch_s:
+    if mode.judged and epoch_s and epoch_s < SHORT_SHARE * mode.epoch_s:
         run.note(
             f"epochs of about {units.seconds(epoch_s)} where {mode.name} mode wants "
             f"{units.seconds(mode.epoch_s)}: shorter ones are noisier"
         )
-    run.progress.say(
-        f"{calibration['images']} images per epoch, about {units.seconds(epoch_s)} each"
-    )
+    about = f", about {units.seconds(epoch_s)} each" if epoch_s else ""
+    run.progress.say(f"{calibration['images']} images per epoch{about}")
 
 
 def measure_rate(
     settings: Settings, *, seconds: float, excluded: frozenset[int] = frozenset()
-) -> float:
+) -> SteadyRate:
     """Measure how many images per second a pipeline trains, or loads, here.
 
     Args:
@@ -195,39 +227,38 @@ def measure_rate(
     pipeline, _ = open_trial(settings, clock, excluded)
     gc.collect()
     gc.disable()  # as in trials
-    return steady_rate(pipeline, clock, seconds)
+    return time_arrivals(pipeline, clock, seconds)
 
 
-def steady_rate(pipeline: Pipeline, clock: Clock, seconds: float) -> float:
-    """Measure images per second once the queues have settled, over some epochs if they are short.
+def time_arrivals(pipeline: Pipeline, clock: Clock, seconds: float) -> SteadyRate:
+    """Measure images per second over whole rounds of workers, in several epochs if they are short.
 
     Every step is waited for, whatever `sync_every` says: the rate is the loader's.
     """
     device, settings = pipeline.device, pipeline.settings
-    # A very short epoch has nothing to spare.
-    steps = len(pipeline.source) // settings.batch_size
-    skipped = min(1 + UNSETTLED_STEPS_PER_WORKER * settings.num_workers, steps - 1)
-    a_round = min(max(settings.num_workers, 1), steps - skipped)
-    counted, elapsed_s = 0, 0.0
-    began_s = clock.now()
-    while elapsed_s < seconds and (not counted or clock.now() - began_s < LONGEST * seconds):
-        ready_s = clock.now()
+    fewest, a_round = fewest_batches(settings.num_workers), max(settings.num_workers, 1)
+    epochs: list[tuple[list[float], int]] = []
+    counted_s, began_s = 0.0, clock.now()
+    while counted_s < seconds and (not epochs or clock.now() - began_s < LONGEST * seconds):
+        arrivals_s: list[float] = []
         batches = pipeline.batches(pipeline.loader, device)
-        for step, batch in enumerate(batches, 1 - skipped):
+        for batch in batches:
+            arrivals_s.append(clock.now())
+            done = len(arrivals_s)
+            if done >= fewest and done % a_round == 0:
+                if counted_s + arrivals_s[-1] - arrivals_s[a_round - 1] >= seconds:
+                    break
             loss = pipeline.forward(batch)
             if pipeline.step.backward is not None:
                 pipeline.step.backward(loss)
             device.synchronize()
-            if step > 0 and step % a_round == 0:
-                counted += a_round
-                elapsed_s += clock.now() - ready_s
-                if elapsed_s >= seconds:
-                    break
-            if step <= 0 or step % a_round == 0:
-                ready_s = clock.now()
         del batches  # stops the workers before the next measurement
         pipeline.source.order.epoch += 1
-    return counted * settings.batch_size / elapsed_s
+        epochs.append((arrivals_s, settings.batch_size))
+        if len(arrivals_s) < fewest:
+            break
+        counted_s += arrivals_s[-1] - arrivals_s[a_round - 1]
+    return steady_rate(epochs, settings.num_workers)
 
 
 def free_loader_utilization(settings: Settings) -> float:
@@ -459,7 +490,9 @@ def _reference_rates(
     bad, _ = ask("find_bad_images", settings=reference, **which)
     excluded = [index for index, _ in bad]
     images = min(REFERENCE_IMAGES, len(open_original(settings))) - len(excluded)
-    batch_size = max(min(reference.batch_size, images), 1)
+    # Few images still make enough batches.
+    most = images // fewest_batches(reference.num_workers)
+    batch_size = max(min(reference.batch_size, most), 1)
     reference = replace(reference, images=max(images, 1), batch_size=batch_size)
     rates: list[float] = []
     began_s = time.monotonic()
@@ -471,7 +504,10 @@ def _reference_rates(
             time.monotonic() - began_s < LONGEST_S and _half_share(rates) > WITHIN
         ):
             how = {"excluded": excluded, "seconds": PROCESS_S}
-            rates.append(ask("measure_rate", settings=reference, **how))
+            rate, why_none = ask("measure_rate", settings=reference, **how)
+            if why_none:
+                raise Skip(why_none)
+            rates.append(rate)
             drawn.n = min(time.monotonic() - began_s, LONGEST_S)
             if len(rates) > 1:
                 known = f"{units.rate(fmean(rates))} ±{_half_share(rates):.1%}"

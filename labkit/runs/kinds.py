@@ -76,7 +76,8 @@ def _prepare_epochs(run: ActiveRun, cleanup: ExitStack) -> None:
     save_read_counts(run)
     calibration = run.info["calibration"]
     _check_speeds(run)
-    _say_forecast(run, epoch_s=calibration["images"] / calibration["images_per_s"])
+    rate = calibration["images_per_s"]
+    _say_forecast(run, epoch_s=rate and calibration["images"] / rate)
 
 
 def _check_speeds(run: ActiveRun) -> None:
@@ -207,7 +208,7 @@ def _grouped(run: ActiveRun, place: Callable[[Settings], Hashable]) -> list[list
     return list(found.values())
 
 
-def _say_forecast(run: ActiveRun, **known: float) -> None:
+def _say_forecast(run: ActiveRun, **known: float | None) -> None:
     """Print how long a run with verdicts takes and what it can detect."""
     if not run.mode.judged:
         return

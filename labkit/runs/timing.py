@@ -97,15 +97,16 @@ def time_epoch(
     device: Any = pipeline.device  # only the emulated one has `compute_s`
     computed_s = device.compute_s if device.emulated else None
     loader, timed = _TimedLoader(pipeline.loader, clock), _TimedDevice(device, clock)
-    next_s = forward_s = backward_s = callbacks_s = sync_s = first_batch_s = 0.0
+    next_s = forward_s = backward_s = callbacks_s = sync_s = 0.0
     steps = images = 0
-    waits_s, handed_s = [], 0.0
+    waits_s: list[float] = []
+    arrivals_s: list[float] = []
+    handed_s = 0.0
     batch = None
     start_s = ready_s = now()
     for batch in pipeline.batches(loader, timed):
         arrived_s = now()
-        if steps == 0:
-            first_batch_s = arrived_s - start_s
+        arrivals_s.append(arrived_s - start_s)
         next_s += arrived_s - ready_s
         waits_s.append(arrived_s - ready_s - (timed.transfer_s - handed_s))
         handed_s = timed.transfer_s
@@ -140,7 +141,7 @@ def time_epoch(
     epoch = Epoch(
         epoch_s=end_s - start_s,
         startup_s=loader.startup_s,
-        first_batch_s=first_batch_s,
+        first_batch_s=arrivals_s[0] if arrivals_s else 0.0,
         wait_s=max(next_s - timed.transfer_s - loader.startup_s, 0.0),
         transfer_s=timed.transfer_s,
         forward_s=None if device.emulated else forward_s,
@@ -153,6 +154,7 @@ def time_epoch(
         compute_s=device.compute_s - computed_s if device.emulated else None,
         callbacks_s=callbacks_s if callbacks else None,
         waits_s=tuple(round(max(wait_s, 0.0), 6) for wait_s in waits_s),
+        arrivals_s=tuple(round(arrived_s, 6) for arrived_s in arrivals_s),
     )
     return epoch, batch, loader.ids
 

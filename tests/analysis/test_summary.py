@@ -80,13 +80,62 @@ def test_rates_and_shares_are_sums_over_all_epochs():
     # batch after 5 %; a trial has two.
     row = two_variants([(2.0, 2.0, 4.0), (2.0, 2.0, 6.0)]).rows[1]
     assert row.images_per_s == pytest.approx(640 / 10)
-    assert row.steady_images_per_s == pytest.approx(640 * 19 / 20 / (10 * (0.95 - 0.7 / 20)))
+    assert row.steady_images_per_s == pytest.approx(640 / (10 * 0.95))
     assert row.epoch1_s == pytest.approx(0.6 * math.sqrt(4 * 6))
     assert row.epoch2_s == pytest.approx(0.4 * math.sqrt(4 * 6))
     shares = (row.wait_share, row.transfer_share, row.compute_share, row.stall_share)
     assert shares == pytest.approx((0.25, 0.04, 0.7, 0.3))
     assert (row.step_share, row.sync_share) == pytest.approx((0.0, 0.6))
     assert (row.startup_s, row.cpu_percent, row.gpu_util) == (pytest.approx(0.01), 150.0, None)
+
+
+def with_epochs(trials, *, workers, **changes):
+    """The same trials with so many workers and other facts of their epochs."""
+    return [
+        dataclasses.replace(
+            trial,
+            settings={"num_workers": workers},
+            epochs=tuple(dataclasses.replace(epoch, **changes) for epoch in trial.epochs),
+        )
+        for trial in trials
+    ]
+
+
+# Four workers take 1 s for four batches of 8: 32 images/s.  The last round has two batches.
+ROUNDS_S = (2.0,) * 4 + (3.0,) * 4 + (4.0,) * 4 + (5.0,) * 2
+ROUNDS = {"steps": 14, "images": 112, "epoch_s": 5.5}
+
+
+def test_the_steady_rate_is_that_of_whole_rounds_of_workers():
+    trials = with_epochs(fake_trials({"base": 1.0}), workers=4, arrivals_s=ROUNDS_S, **ROUNDS)
+    (row,) = summarize(fake_info(["base"]), trials).rows
+    assert row.steady_images_per_s == pytest.approx(32.0)
+    assert row.steady_rates == pytest.approx([32.0] * 6)
+    assert row.steady_reason == ""
+
+
+def test_rows_that_have_waits_only_give_arrivals_through_them():
+    waits_s = (1.9, 0.0, 0.0, 0.0) + (0.6, 0.0, 0.0, 0.0) * 2 + (0.6, 0.0)  # steps of 0.1 s
+    trials = with_epochs(
+        fake_trials({"base": 1.0}), workers=4, arrivals_s=None, waits_s=waits_s, transfer_s=0.0,
+        launch_s=0.0, sync_s=1.4, **ROUNDS,
+    )  # fmt: skip
+    (row,) = summarize(fake_info(["base"]), trials).rows
+    assert row.steady_images_per_s == pytest.approx(32.0)
+
+
+@pytest.mark.parametrize(
+    ("arrivals_s", "reason"),
+    [
+        (None, "when batches arrived was not recorded; run it again"),
+        (ROUNDS_S[:11], "takes epochs of at least 12 batches with 4 workers, got 11; choose more"),
+    ],
+)
+def test_without_arrivals_or_three_rounds_a_row_says_why_it_has_no_steady_rate(arrivals_s, reason):
+    trials = with_epochs(fake_trials({"base": 1.0}), workers=4, arrivals_s=arrivals_s)
+    (row,) = summarize(fake_info(["base"]), trials).rows
+    assert (row.steady_images_per_s, row.steady_rates) == (None, ())
+    assert reason in row.steady_reason
 
 
 def test_only_labels_that_all_rows_share_are_labels_of_the_summary():

@@ -30,6 +30,7 @@ from labkit.diagnosis.stages import Stages
 from labkit.machine import shared_memory
 from labkit.machine.usage import own_cpu_s
 from labkit.parts.devices import PROFILES, EmulatedDevice
+from tests.fake_clock import FakeClock
 from tests.processes import PATIENCE_S
 
 BUDGET_S = 1.0
@@ -376,6 +377,29 @@ def test_a_stretch_counts_whole_rounds_of_the_workers(monkeypatch):
     assert Loop(loader, print).run("alone", loader, 0.0).steps == 6
 
 
+class Together:
+    """Batches that workers bring at once, four every 40 ms, in epochs whose last round has two."""
+
+    def __init__(self, batches, clock):
+        self.batches, self.clock = batches, clock
+
+    def __iter__(self):
+        for batch in range(self.batches):
+            if batch % 4 == 0:
+                self.clock.sleep(0.04)
+            yield [0]
+
+
+@pytest.mark.parametrize("batches", [14, 62])
+def test_a_step_is_measured_over_whole_rounds_in_short_epochs_too(batches, monkeypatch):
+    monkeypatch.setattr(measure, "_skip_of", lambda loader: 4)
+    clock = FakeClock()
+    monkeypatch.setattr("time.perf_counter", clock.now)
+    loader = Together(batches, clock)
+    stretch = Loop(loader, lambda batch: None).run("warm", loader, 0.3)
+    assert stretch.step_s == pytest.approx(0.01)
+
+
 class Busy(Slow):
     """Samples that take CPU time, however long they wait for a core."""
 
@@ -398,7 +422,7 @@ def test_slow_steps_need_not_be_eight(monkeypatch):
 
 def test_slow_steps_leave_time_for_fewer_trials():
     loader = DataLoader(Slow())
-    assert measure.count_arms(3.0, loader, step_s=0.05) == 4  # three blocks of five steps
+    assert measure.count_arms(3.0, loader, step_s=0.05) == 3  # three blocks of six steps
     assert measure.count_arms(3.0, loader, step_s=0.0) == 10
 
 

@@ -28,7 +28,9 @@ from tests.small import completed
 FOLDER = Path(__file__).parent
 EXAMPLES = FOLDER.parents[1] / "results" / "examples" / "2-cores-emulated"
 # Texts of the detailed table, and what is no measurement.
-LEFT_OUT = frozenset({"reason", "agreement", "storage", "cache", "accelerator", "level"})
+LEFT_OUT = frozenset(
+    {"reason", "agreement", "storage", "cache", "accelerator", "level", "steady_reason"}
+)
 SEEDS = (0, 7)
 IMAGE_ORDERS = {
     "all": {},

@@ -168,10 +168,32 @@ def test_reads_of_those_who_joined_and_of_their_children_are_limited(place):
         assert least <= counted_reads(mount) - before <= most
 
 
+def bunches(slices, per_slice, begun_s=100.0):
+    """Reads that the kernel lets through at the beginning of each slice of 0.1 s, 1 ms apart."""
+    reads = [
+        (begun_s + 0.1 * slice_ + 0.001 * n, 1)
+        for slice_ in range(slices)
+        for n in range(per_slice)
+    ]
+    return [(begun_s, reads[::2]), (begun_s, reads[1::2])]  # of two processes
+
+
+def test_a_disks_rate_is_counted_over_whole_slices():
+    for slices in (10, 12, 20):
+        rate = slow_disk._delivered_per_s(bunches(slices, 8))
+        assert rate == pytest.approx(80.0)
+
+
+@pytest.mark.parametrize("slices", [5, 7])
+def test_a_few_slices_have_no_rate(slices):
+    with pytest.raises(OSError, match=r"reads were over within 0\.\d s, which is too short"):
+        slow_disk._delivered_per_s(bunches(slices, 8))
+
+
 @needs_disk
 @pytest.mark.alone
 def test_what_was_requested_is_delivered(place, monkeypatch):
-    monkeypatch.setattr(slow_disk, "SEQUENTIAL_BYTES", 96 << 20)
+    monkeypatch.setattr(slow_disk, "SEQUENTIAL_BYTES", 128 << 20)
     mount = slow_disk.up(**ROOM)
 
     def error_share():

@@ -28,7 +28,8 @@ def memory_run(machine_id=None, reads=True, epoch_s=EPOCH_S):
         time_s = epoch_s[arm][percents[group] == 100] * (1 + 0.01 * block)
         storage = "real" if arm == "SSD" else "throttled(81 reads/s)"
         epoch = fake_epoch(time_s, images=1000, steps=10)
-        epoch = replace(epoch, first_batch_s=time_s / 10, compute_s=0.0)
+        arrivals_s = tuple(time_s / 10 * step for step in range(1, 11))
+        epoch = replace(epoch, first_batch_s=time_s / 10, compute_s=0.0, arrivals_s=arrivals_s)
         return replace(
             fake_trial(arm, block, labels={"storage": storage}),
             experiment="memory",
@@ -90,7 +91,9 @@ def test_a_saving_must_be_shown_between_the_shares_too(tmp_path):
     for trial in run.trials:
         by = noise.get(trial.variant, (1.0,) * 3)[trial.block]
         (epoch,) = trial.epochs
-        trials.append(replace(trial, epochs=(replace(epoch, epoch_s=by * epoch.epoch_s),)))
+        arrivals_s = tuple(by * arrived_s for arrived_s in epoch.arrivals_s)
+        epoch = replace(epoch, epoch_s=by * epoch.epoch_s, arrivals_s=arrivals_s)
+        trials.append(replace(trial, epochs=(epoch,)))
     save_run(tmp_path, replace(run, trials=tuple(trials)))
     assert rows(lab.advise(100, 54, results=tmp_path))["packed, in order"][3] == "no saving shown"
 

@@ -264,20 +264,36 @@ def timed(times=TIMES, *, labels=COLD, memory_bytes=64 * GB, epochs_s=None, in_m
     return made(info, trials)
 
 
+def scaled_s(epoch_s, by):
+    """An epoch of so many times as many images; starting up takes 0.01 s of any."""
+    return 0.01 + by * (epoch_s - 0.01)
+
+
 def test_only_the_first_epoch_is_cold_where_memory_holds_the_data():
     found = timed().savings(**HUNDRED).data
     base, fast = found.loc["original"], found.loc["fast"]
-    # 160 images take 6 s and 4 s, so 1600 take ten times as long.
-    assert (base["first_epoch_s"], base["later_epoch_s"]) == pytest.approx((60, 40))
-    assert base["total_h"] == pytest.approx((60 + 99 * 40) / 3600)
-    assert fast["saved_h"] == pytest.approx((4020 - 2010) / 3600)
+    # 160 images take 6 s and 4 s, so 1600 take ten times as long; starting up does not.
+    first_s, later_s = scaled_s(6, 10), scaled_s(4, 10)
+    assert (base["first_epoch_s"], base["later_epoch_s"]) == pytest.approx((first_s, later_s))
+    assert base["total_h"] == pytest.approx((first_s + 99 * later_s) / 3600)
+    fast_s = scaled_s(3, 10) + 99 * scaled_s(2, 10)
+    assert fast["saved_h"] == pytest.approx((first_s + 99 * later_s - fast_s) / 3600)
+
+
+def test_starting_up_does_not_grow_with_the_images():
+    short, long = (
+        timed().savings(epochs=2, images=n).data.loc["original", "first_epoch_s"]
+        for n in (160, 1_600_000)
+    )
+    assert short == pytest.approx(6)
+    assert long == pytest.approx(0.01 + 10_000 * 5.99)
 
 
 def test_every_epoch_is_cold_where_memory_does_not_hold_the_full_data_set():
     run = timed(memory_bytes=GB)
     # 100 KB an image: 80 % of 1 GB holds 8,000 images, and the run's 1,000 with ease.
     fits, not_fits = (run.savings(epochs=100, images=n).data.loc["fast"] for n in (8000, 8001))
-    assert fits["later_epoch_s"] == pytest.approx(20 * 5)
+    assert fits["later_epoch_s"] == pytest.approx(scaled_s(2, 50))
     assert not_fits["later_epoch_s"] == not_fits["first_epoch_s"]
     assert not_fits["total_h"] == pytest.approx(100 * not_fits["first_epoch_s"] / 3600)
 
@@ -285,7 +301,7 @@ def test_every_epoch_is_cold_where_memory_does_not_hold_the_full_data_set():
 def test_later_epochs_are_the_mean_of_all_that_were_measured():
     epochs_s = {"original": (6.0, 4.0, 5.0, 6.0), "fast": (3.0, 2.0, 1.0, 3.0)}
     found = timed(epochs_s=epochs_s).savings(**HUNDRED).data
-    assert list(found["later_epoch_s"]) == pytest.approx([50, 20])
+    assert list(found["later_epoch_s"]) == pytest.approx([scaled_s(5, 10), scaled_s(2, 10)])
 
 
 def test_data_in_memory_is_out_where_it_does_not_fit():

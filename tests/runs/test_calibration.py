@@ -19,8 +19,9 @@ from labkit.parts.devices import EmulatedDevice
 from labkit.parts.prefetching import PREFETCHERS
 from labkit.parts.training import Step
 from labkit.runs import calibration
-from labkit.runs.calibration import FILE, device_of, steady_rate
-from labkit.settings import Settings
+from labkit.runs.calibration import FILE, calibrate_run, device_of, time_arrivals
+from labkit.settings import MODES, Settings
+from labkit.steady_rate import SteadyRate, steady_rate
 from tests.fake_clock import FakeClock
 from tests.parts.test_devices import PROFILE
 
@@ -42,7 +43,7 @@ def pipeline(clock, gaps_s, *, workers, compute_s=1.5):
 
     def load():
         for step, gap_s in enumerate(gaps_s):
-            clock.sleep(gap_s * (10 if step < 1 + workers else 1))
+            clock.sleep(gap_s * (10 if step < max(workers, 1) else 1))
             yield batch
 
     return SimpleNamespace(
@@ -59,7 +60,8 @@ def pipeline(clock, gaps_s, *, workers, compute_s=1.5):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_first_batches_do_not_count(workers):
     clock = FakeClock()
-    rate = steady_rate(pipeline(clock, [0.5] * 10, workers=workers), clock, seconds=30.0)
+    chosen = pipeline(clock, [0.5] * 10, workers=workers)
+    rate = time_arrivals(chosen, clock, seconds=24.0).images_per_s
     # Load 0.5 s, copy 4 bytes at 2 bytes/s, compute 1.5 s: four images in 4 s.
     assert rate == 1.0
 
@@ -69,7 +71,82 @@ def test_workers_that_deliver_at_once_are_counted_over_whole_rounds(gaps_s):
     clock = FakeClock()
     chosen = pipeline(clock, gaps_s * 20, workers=2, compute_s=0.0)
     # 10 s and two copies of 2 s: eight images in 14 s.
-    assert steady_rate(chosen, clock, seconds=15.0) == pytest.approx(8 / 14)
+    rate = time_arrivals(chosen, clock, seconds=15.0).images_per_s
+    assert rate == pytest.approx(8 / 14)
+
+
+@pytest.mark.parametrize(("workers", "fewest"), [(0, 6), (2, 6), (4, 12)])
+def test_epochs_with_less_than_three_rounds_have_no_rate_and_a_reason(workers, fewest):
+    clock = FakeClock()
+    found = time_arrivals(pipeline(clock, [0.5] * (fewest - 1), workers=workers), clock, 30.0)
+    assert found.images_per_s is None
+    assert f"at least {fewest} batches with {workers} workers, got {fewest - 1}" in found.reason
+    short = time_arrivals(pipeline(clock, [0.5] * fewest, workers=workers), clock, 30.0)
+    assert short.images_per_s == 1.0
+
+
+# --- the length of an epoch -----------------------------------------------------------------
+
+
+class FakeRun:
+    """What calibration asks of a run whose loader and devices have these rates."""
+
+    def __init__(self, variants, *, loading, training, images=10_000):
+        self.remaining = self.variants = variants
+        self.baseline = next(iter(variants.values()))
+        self.mode, self.images_looked_at = MODES["quick"], images
+        self.info = {"data": {"images": images}, "excluded": []}
+        self.progress = SimpleNamespace(say=lambda line: None)
+        self.notes, self.note = [], lambda line: self.notes.append(line)
+        self.rates = {"nothing": loading, "classifier": min(loading, training)}
+
+    def ask(self, job, *, settings, **more):
+        assert job == "measure_rate" and settings.ranks == 1
+        return steady_rate([([n / self.rates[settings.step] for n in range(100)], 1)], 0)
+
+    def save(self, **facts):
+        self.info |= facts
+
+
+def calibrated_run(**changes):
+    rates = {name: changes.pop(name) for name in ("loading", "training")}
+    base = {"device": "cpu", "step": "classifier", "num_workers": 2, "batch_size": 8}
+    variants = {
+        label: Settings(**{**base, **one}) for label, one in changes.pop("variants").items()
+    }
+    run = FakeRun(variants, **rates, **changes)
+    calibrate_run(run, 1.0)
+    return run.info["calibration"]
+
+
+@pytest.mark.parametrize(
+    ("training", "expected"),
+    [
+        (1000.0, 100.0),  # all workers of the machine load 100 images/s, for however many GPUs
+        (30.0, 60.0),  # two GPUs of 30 images/s
+        (80.0, 100.0),
+    ],
+)
+def test_ranks_share_the_workers_and_have_a_device_each(training, expected):
+    variants = {"two": {"ranks": 2}}
+    found = calibrated_run(variants=variants, loading=100.0, training=training)
+    assert found["images_per_s"] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("workers", "rate", "steps"),
+    [
+        ([2, 4], 40.0, 12),  # quick mode's own
+        ([2, 8], 80.0, 24),  # three rounds of the variant with most workers: 2.4 s
+        ([8, 2], 80.0, 24),
+        ([2, 32], 80.0, 12),  # 96 batches would take 10 s
+        ([2, 16], 1000.0, 125),  # a second's worth is enough
+    ],
+)
+def test_a_quick_epoch_has_three_rounds_of_workers_unless_it_gets_too_long(workers, rate, steps):
+    variants = {str(count): {"num_workers": count} for count in workers}
+    found = calibrated_run(variants=variants, loading=rate, training=rate)
+    assert found["images"] == steps * 8
 
 
 # --- the calibrated device ------------------------------------------------------------------
@@ -128,7 +205,7 @@ def test_the_reference_is_measured_until_the_interval_is_narrow_or_a_minute_has_
         if job == "find_bad_images":
             return [], []
         clock.sleep(2.0)
-        return next(given)
+        return SteadyRate(images_per_s=next(given))
 
     monkeypatch.setattr(calibration, "_reference_rates", beside_others)
     monkeypatch.setattr(calibration, "LEAST_PROCESSES", 5)
@@ -147,7 +224,7 @@ def test_the_reference_is_measured_until_the_interval_is_narrow_or_a_minute_has_
 
 def test_all_runs_take_the_device_that_is_kept_and_name_it(calibrated, photos):
     device, results = calibrated
-    found = compare(photos, results, {"a": {}}, base={**EMULATED, "num_workers": 1})
+    found = compare(photos, results, {"a": {}}, base={**EMULATED, "num_workers": 1, "images": 24})
     calibration = found.info["calibration"]
     assert calibration["device_images_per_s"] == pytest.approx(device.device_images_per_s)
     assert calibration["calibrated"] == str(device)

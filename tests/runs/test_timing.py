@@ -91,6 +91,14 @@ def test_every_steps_wait_is_told_without_start_up_and_transfer(prefetcher):
     assert sum(epoch.waits_s) == epoch.wait_s
 
 
+def test_every_batchs_arrival_is_told_from_the_start_of_the_epoch():
+    clock = FakeClock()
+    steps = {"forward": lambda batch: clock.sleep(0.25), "backward": None}
+    epoch, *_ = time_epoch(pipeline(clock, CpuDevice(), **steps), clock)
+    # 3 s of start-up; 0.5 s for every batch, after a step of 0.25 s.
+    assert epoch.arrivals_s == (3.5, 4.25, 5.0, 5.75)
+
+
 def test_an_emulated_epoch_ends_when_the_device_is_done():
     clock = FakeClock()
     device = EmulatedDevice(PROFILE, clock)  # 1 s per image, 2 bytes/s

@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
+import math
 import os
 import shutil
 import subprocess
@@ -44,6 +45,7 @@ from labkit.parts.storage.disks import (
     measure_together,
 )
 from labkit.parts.storage.folder import Storage, copy_in
+from labkit.steady_rate import steady_rate
 
 FOLDER = Path("/var/tmp/labkit-slow-disk")  # not /tmp, which is memory on many systems
 POINT, IMAGE, CHECKS = "mount", "disk.img", ".check"
@@ -58,7 +60,7 @@ DESCRIPTION = (
 )
 
 CHECK_FILES = 128
-SEQUENTIAL_BYTES = 96 << 20  # takes the 0.9 s that a steady rate shows in
+SEQUENTIAL_BYTES = 128 << 20  # takes 1.3 s: a steady rate needs five slices after the lead-in
 BLOCK_BYTES = 4096
 SPARE_SHARE, SPARE_BYTES = 0.1, 32 << 20
 SPARE_FILES = 1024  # folders, and the files that labkit keeps beside the data
@@ -133,7 +135,7 @@ class ThrottledDisk(Storage):
                     unit=unit,
                     readers=len(what),
                     requested_per_s=requested_per_s,
-                    delivered_per_s=_steady_rate(measure_together(time_reads, what, "fork")),
+                    delivered_per_s=_delivered_per_s(measure_together(time_reads, what, "fork")),
                 )
                 rates.append(rate)
             return rates
@@ -504,11 +506,11 @@ def _read_in_parts(path: Path) -> Iterator[int]:
             yield count
 
 
-def _steady_rate(timed: Sequence[tuple[float, list[tuple[float, int]]]]) -> float:
+def _delivered_per_s(timed: Sequence[tuple[float, list[tuple[float, int]]]]) -> float:
     """Return counts per second, over whole slices, from the middle of a pause between two bunches.
 
     The kernel lets reads through in bunches, one per slice of 100 ms: reads divided by seconds
-    would be a tenth off.
+    would be a tenth off.  A slice is a round here, as a round of workers is of a loader.
 
     Args:
         timed: of each process, from `_time_reads`.
@@ -522,8 +524,17 @@ def _steady_rate(timed: Sequence[tuple[float, list[tuple[float, int]]]]) -> floa
         raise OSError(f"there were {len(reads)} reads only")
     before_s, after_s = max(pairs, key=lambda pair: pair[1] - pair[0])
     begin_s = (before_s + after_s) / 2
-    slices = int((times_s[-1] - begin_s) / SLICE_S)
-    if slices == 0:
-        raise OSError(f"all {len(reads)} reads were over at once")
-    end_s = begin_s + slices * SLICE_S
-    return sum(count for time_s, count in steady if begin_s < time_s <= end_s) / (end_s - begin_s)
+    # What a slice let through counts when it ends.
+    slices = [0] * int((times_s[-1] - begin_s) / SLICE_S)
+    for time_s, count in steady:
+        number = math.ceil((time_s - begin_s) / SLICE_S) - 1
+        if 0 <= number < len(slices):
+            slices[number] += count
+    ends_s = [begin_s + number * SLICE_S for number in range(len(slices) + 1)]
+    found = steady_rate([(ends_s, [0, *slices])], workers=0)
+    if found.reason:
+        raise OSError(
+            f"{len(reads)} reads were over within {max(len(slices), 1) * SLICE_S:.1f} s, which is "
+            "too short for a steady rate"
+        )
+    return found.images_per_s
