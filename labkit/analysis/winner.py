@@ -68,7 +68,7 @@ def _unproved(summary: Summary, row: Row) -> str:
 
 
 def other_work(summary: Summary, row: Row) -> str:
-    """Return how a variant's work or cache state differs from the baseline's; '' where it may win."""
+    """Return how a variant's work or cache state is not the baseline's, '' where it may win."""
     settings, baseline = _settings(summary, row)
     cache, baseline_cache = settings.get("cache"), baseline.get("cache")
     if is_floor(settings, baseline):

@@ -113,7 +113,7 @@ def test_a_synchronizing_loop_spends_the_rest_of_its_time_waiting_for_the_device
 
 
 def test_cpu_seconds_are_those_of_the_epochs_alone(photos, monkeypatch):
-    def busily(batch):
+    def busily(batch, last_images):
         end_s = time.process_time() + 0.5
         while time.process_time() < end_s:
             pass
