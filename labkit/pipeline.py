@@ -270,18 +270,27 @@ def open_loader(
     return source, parts.load(source, replace(settings, num_workers=workers))
 
 
-def first_batch(parts: Resolved, excluded: frozenset[int]) -> dict[str, np.ndarray]:
+def first_batch(
+    parts: Resolved, excluded: frozenset[int], images: int | None = None
+) -> dict[str, np.ndarray]:
     """Build the first batch of epoch 0 on the CPU, as the step would see it, in shuffled order.
 
+    Args:
+        parts: from `resolve`.
+        excluded: indices of unreadable images.
+        images: of the epoch: the order depends on their number. Unset: one batch.
+
     Returns:
-        The finished batch's arrays; see `contracts.BATCHES`.
+        The finished batch's arrays; see `contracts.BATCHES`.  Of a loader with an order of its own,
+        all batches of the epoch as one.
 
     Raises:
         Skip: the batches of the loader's workers may not fit into shared memory.
         ValueError: the decoder does not keep its contract.
     """
     settings = parts.settings
-    one_batch: dict[str, Any] = {"images": settings.batch_size, "order": "shuffled", "ranks": 1}
+    images = images or settings.batch_size
+    one_batch: dict[str, Any] = {"images": images, "order": "shuffled", "ranks": 1}
     # What threads do to each other shows only with threads; processes would only take time.
     workers = settings.num_workers if parts.traits.loads_in_threads else 0
     alone = replace(settings, device="cpu", num_workers=workers, **one_batch)
@@ -290,7 +299,8 @@ def first_batch(parts: Resolved, excluded: frozenset[int]) -> dict[str, np.ndarr
     content, _ = source.reader.read(first)
     if not isinstance(content, dict):
         contracts.check_image(source.pixels(first, content))
-    batch = next(iter(loader))
+    batches = iter(loader)
+    batch = next(batches)
     if parts.traits.loads_in_processes:
         shared_memory.check_room(
             sum(tensor.nbytes for tensor in batch.values()),
@@ -298,6 +308,11 @@ def first_batch(parts: Resolved, excluded: frozenset[int]) -> dict[str, np.ndarr
             prefetch_factor=settings.prefetch_factor,
             ranks=settings.ranks,
         )
+    if parts.traits.own_order and images > settings.batch_size:
+        import torch
+
+        several = [batch, *batches]
+        batch = {name: torch.cat([one[name] for one in several]) for name in batch}
     on_device = parts.preprocessor.on_device
     if on_device is not None:
         batch = on_device(batch, settings.input_px)

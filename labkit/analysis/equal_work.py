@@ -1,10 +1,11 @@
 """Equal work: whether the variants still did the same work when the timing was over.
 
-    every epoch's last batch: its images, the means of its entries ─┐
+    every epoch's last images: their ids, the means of their entries ┐
     the last loss of a real training, or the first in other numbers ┴─▶ variant -> what is wrong
 
 Preflight compares one batch before anything is timed; this looks at what rows recorded of the
-last ones.  A loss hardly moves for black images (1 %, measured), so the batches themselves are
+last ones.  Batches of different sizes end with the same images, so as many are compared as the
+smallest has.  A loss hardly moves for black images (1 %, measured), so the batches themselves are
 compared, and losses to the last digit where nothing may differ.
 """
 
@@ -37,7 +38,7 @@ MAX_MEAN_DIFFERENCE_OTHER_PIXELS = RESIZED_TOLERANCE
 MAX_MEAN_DIFFERENCE_SCALED_DECODING = 0.04
 # Entries of a finished batch that come from the boxes alone.
 NOT_OF_PIXELS = ("heatmap", "size_wh", "offset_xy", "cell", "mask", "label")
-SAME_DATA = ("batch_size", "ranks", "images", "input_px", "epochs", "seed", "order")
+SAME_DATA = ("ranks", "images", "input_px", "epochs", "seed", "order")
 SAME_PIXELS = ("decoder", "preprocessor", "stored")
 SAME_ROUNDING = ("precision", "memory_format")
 SAME_SUMS = ("device", "torch_threads", "loss")
@@ -62,8 +63,12 @@ def unequal_work(info: Mapping[str, Any], trials: Sequence[Trial]) -> dict[str, 
         return {base.variant: f"its last loss must be a number, got {base.loss}"}
     found: dict[str, str] = {}
     for trial in done:
-        if trial.variant != base.variant and _is_same_data(trial, base):
-            if apart := _other_batches(trial, base) or _other_loss(trial, base):
+        is_same_size = _are_same(trial, base, ("batch_size",))
+        # Earlier versions recorded whole batches only, and of other sizes these hold other images.
+        is_compared = is_same_size or info.get("compared_images") is not None
+        if trial.variant != base.variant and is_compared and _is_same_data(trial, base):
+            other_loss = _other_loss(trial, base) if is_same_size else ""
+            if apart := _other_batches(trial, base) or other_loss:
                 found[trial.variant] = f"not the same work as {base.variant}: {apart}"
     return found
 
@@ -136,8 +141,10 @@ def _is_same_data(trial: Trial, other: Trial) -> bool:
     a, b = traits(trial.settings), traits(other.settings)
     # One batch over and over, or another image last; an epoch of those was compared before timing.
     repeats = "loading" in a.leaves_out | b.leaves_out
-    reorders = (a.own_order or b.own_order) and not _are_same(trial, other, ("loader",))
+    names = ("loader", "batch_size")
+    reorders = (a.own_order or b.own_order) and not _are_same(trial, other, names)
     is_same_end = a.steps_short == b.steps_short and not repeats and not reorders
+    is_same_end &= not a.steps_short or _are_same(trial, other, ("batch_size",))
     return is_same_end and _are_same(trial, other, SAME_DATA)
 
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -254,6 +255,8 @@ def compare_work(
     verdicts: dict[str, tuple[str, str]] = {}
     first: dict[Settings, str] = {}  # label; other groups may have the same settings
     reference = None
+    # Batches of different sizes begin with the same images in epochs of the same images.
+    images = math.lcm(*(its.batch_size for its in variants.values()))
     for label in sorted(variants, key=lambda label: label != baseline):  # the baseline first
         settings = variants[label]
         if (same := first.setdefault(settings, label)) != label:
@@ -262,9 +265,10 @@ def compare_work(
         try:
             parts = resolve(settings)
             check_batch_fits(settings)
-            batch = first_batch(parts, excluded)
+            batch = first_batch(parts, excluded, images)
             describe = BATCHES[parts.preprocessor.batch]
-            specs = describe(settings.batch_size, settings.input_px)
+            loaded = images if parts.traits.own_order else settings.batch_size
+            specs = describe(loaded, settings.input_px)
             check_batch(batch, specs)
             if reference is None:
                 reference = batch
@@ -293,11 +297,13 @@ def _difference(
             f"batch must have the baseline's entries {', '.join(sorted(reference))}, "
             f"got {', '.join(sorted(batch))}"
         )
-    if settings.batch_size != base.batch_size:
-        return ""
     own, other = traits(vars(settings)), traits(vars(base))
-    if own.own_order or other.own_order:  # the same images, as this is the whole epoch
-        batch, reference = _by_id(batch), _by_id(reference)
+    if own.own_order or other.own_order:  # one of them is the whole epoch
+        batch, reference = _by_id(batch, reference), _by_id(reference, batch)
+    common = min(len(batch["sample_id"]), len(reference["sample_id"]))
+    batch, reference = (
+        {name: array[:common] for name, array in one.items()} for one in (batch, reference)
+    )
     levels = None
     if own.scaled_decoding != other.scaled_decoding:
         levels = SCALED_DECODING_TOLERANCE_LEVELS
@@ -308,8 +314,12 @@ def _difference(
     return difference(batch, reference, specs, levels=levels)
 
 
-def _by_id(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    order = np.argsort(batch["sample_id"])
+def _by_id(batch: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Sort a batch by its ids; of a larger one than the other, take the other's images first."""
+    is_extra = np.zeros(len(batch["sample_id"]), bool)
+    if len(is_extra) > len(other["sample_id"]):
+        is_extra = ~np.isin(batch["sample_id"], other["sample_id"])
+    order = np.lexsort((batch["sample_id"], is_extra))
     return {name: array[order] for name, array in batch.items()}
 
 

@@ -262,7 +262,12 @@ def _settings_of(run: ActiveRun, label: str) -> Settings:
 def _measure_epochs(run: ActiveRun, planned: Planned) -> Trial:
     settings = _settings_of(run, planned.variant)
     started_utc = utc_now()
-    measured = run.ask("measure", settings=settings, excluded=run.info["excluded"])
+    measured = run.ask(
+        "measure",
+        settings=settings,
+        excluded=run.info["excluded"],
+        last_images=run.info.get("compared_images"),
+    )
     row = run.row(planned, status="ok", settings=asdict(settings), started_utc=started_utc)
     # What a probe measured the medium to be outranks its name.
     facts = run.info["storages"][settings.storage]

@@ -199,6 +199,10 @@ def check(
         "singles": dict(experiment.singles),
         "source": experiment.source,
         "dial": experiment.dial and asdict(experiment.dial),
+        # Of the last batches: as many as the smallest has.
+        "compared_images": min(
+            filter(None, (s.batch_size for s in variants.values())), default=None
+        ),
         "skipped": skipped,
         "failed": {},
         "status": "running",

@@ -159,17 +159,24 @@ def time_epoch(
     return epoch, batch, loader.ids
 
 
-def fingerprint_of(batch: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+def fingerprint_of(
+    batch: Mapping[str, torch.Tensor], last_images: int | None = None
+) -> dict[str, Any]:
     """Return a fingerprint of a batch, to compare it with another variant's.
 
     Args:
         batch: entry name -> tensor, on any device that has been waited for.
+        last_images: look at these only; unset: at all.
 
     Returns:
         `last_ids_crc` and `last_means`, as in `Epoch`.
     """
     import torch
 
+    if last_images:
+        batch = {
+            name: tensor[-last_images:] if tensor.ndim else tensor for name, tensor in batch.items()
+        }
     ids = batch["sample_id"].to("cpu", torch.int64).contiguous()
     return {
         "last_ids_crc": zlib.crc32(ids.numpy().tobytes()),
@@ -241,12 +248,19 @@ def open_trial(
     return pipeline, proof
 
 
-def measure(settings: Settings, *, excluded: frozenset[int] = frozenset()) -> dict[str, Any]:
+def measure(
+    settings: Settings,
+    *,
+    excluded: frozenset[int] = frozenset(),
+    last_images: int | None = None,
+) -> dict[str, Any]:
     """Measure one trial in this process.
 
     Args:
         settings: complete, with `images` set, and `device_speed` for a calibrated device.
         excluded: indices of unreadable images.
+        last_images: of each epoch, those that are compared with other variants'; unset: the last
+            batch.
 
     Returns:
         The measured fields of `Trial`.
@@ -256,7 +270,7 @@ def measure(settings: Settings, *, excluded: frozenset[int] = frozenset()) -> di
         Skip: the variant cannot run here, or its cache state cannot be produced.
     """
     with Ranks(settings, partial(_train_along, settings, excluded)) as ranks:
-        return _measure(settings, excluded, ranks)
+        return _measure(settings, excluded, ranks, last_images)
 
 
 def _train_along(settings: Settings, excluded: frozenset[int], ranks: Ranks) -> None:
@@ -293,7 +307,9 @@ def _time_together(
     return ranks.gather(epoch), batch
 
 
-def _measure(settings: Settings, excluded: frozenset[int], ranks: Ranks) -> dict[str, Any]:
+def _measure(
+    settings: Settings, excluded: frozenset[int], ranks: Ranks, last_images: int | None
+) -> dict[str, Any]:
     clock = SystemClock()
     pipeline, *proofs = open_trial(settings, clock, excluded)
     source = pipeline.source
@@ -314,7 +330,8 @@ def _measure(settings: Settings, excluded: frozenset[int], ranks: Ranks) -> dict
                 epoch, batch = _time_together(pipeline, ranks, clock, callbacks)
                 cpu_s += own_cpu_s() - cpu_before_s
                 if batch is not None:
-                    epoch = replace(epoch, **fingerprint_of(pipeline.finished(batch)))
+                    last = fingerprint_of(pipeline.finished(batch), last_images)
+                    epoch = replace(epoch, **last)
                 epochs.append(epoch)
         disturbed = since(before)
     gc.enable()

@@ -152,6 +152,19 @@ def test_other_data_has_another_last_batch_and_is_not_compared(other):
     assert other_work(ids_crc=8, means={**MEANS, "label": 1.0}, **other) == {}
 
 
+def test_batches_of_another_size_are_compared_by_their_last_images():
+    info, size = {**INFO, "compared_images": 8}, {"batch_size": 16}
+
+    def found(**what):
+        return unequal_work(info, [fake_work("base"), fake_work("v", **size, **what)])
+
+    assert found() == {}
+    assert "must hold the same images" in found(ids_crc=8)["v"]
+    assert "the mean of image's red" in found(means={**MEANS, "image": [0.5, 0.25, 0.0]})["v"]
+    # Another number of steps is another training.
+    assert unequal_work(info, [fake_loss("base", 2.0), fake_loss("v", 9.0, **size)]) == {}
+
+
 @pytest.mark.parametrize("loss", [math.nan, math.inf])
 def test_a_baseline_that_learnt_no_number_is_what_failed(loss):
     text = "nan" if math.isnan(loss) else "inf"

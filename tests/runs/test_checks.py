@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+import pytest
 from small import completed
 
 from labkit.machine import hardware
 from labkit.parts.decoding import DECODERS
+from labkit.parts.loading import LOADERS, load_with_torch
 from labkit.runs import checks
 from labkit.settings import Settings
 
@@ -34,6 +36,28 @@ def test_a_scaled_decoder_is_let_through_and_wrong_colors_are_not(photos, monkey
     status, reason = checks.compare_work(variants, "whole")["scaled"]
     assert status == "failed"
     assert "not the same work as whole: image must differ" in reason
+
+
+# --- batches of another size --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sizes", [(8, 4), (4, 8), (4, 6)])
+def test_batches_of_another_size_must_hold_the_same_images_and_pixels(photos, monkeypatch, sizes):
+    base, other = (settings(photos, batch_size=size) for size in sizes)
+    variants = {"base": base, "other": other, "ids": replace(other, loader="ids")}
+    variants["pixels"] = replace(other, decoder="pixels")
+
+    def reverse(source, settings):
+        for batch in load_with_torch(source, settings):
+            yield {name: tensor.flip(0) for name, tensor in batch.items()}
+
+    monkeypatch.setitem(LOADERS, "ids", reverse)
+    decode = DECODERS["simplejpeg"]
+    monkeypatch.setitem(DECODERS, "pixels", lambda jpeg: 255 - decode(jpeg))
+    verdicts = checks.compare_work(variants, "base")
+    assert verdicts["base"] == verdicts["other"] == ("ok", "")
+    assert "not the same work as base: " in verdicts["ids"][1]
+    assert "not the same work as base: image must differ" in verdicts["pixels"][1]
 
 
 # --- memory -------------------------------------------------------------------------------------

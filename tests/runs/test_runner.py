@@ -215,6 +215,16 @@ def test_other_pixels_are_found_out_without_any_loss(faulty):
         assert re.fullmatch(pattern, reasons[name])
 
 
+def test_other_pixels_are_found_out_in_batches_of_another_size(photos, tmp_path, monkeypatch):
+    monkeypatch.setitem(lab.LOADERS, "black", own_parts()[1]["black"])
+    variants = {"good": {}, "half": {"batch_size": 2}}
+    variants["black"] = {"batch_size": 2, "loader": "black"}
+    base = {"preprocessor": "classification"}
+    rows = {r.variant: r for r in compare(photos, tmp_path, variants, base=base).summary.rows}
+    assert (rows["half"].status, rows["black"].status) == ("ok", "failed")
+    assert "not the same work as good: the mean of image's" in rows["black"].reason
+
+
 def test_rows_of_a_scaled_decoder_say_that_the_pixels_are_others(faulty):
     labels = {row.variant: row.labels.get("images", "") for row in faulty.summary.rows}
     assert labels["good"] == ""
