@@ -25,8 +25,8 @@ CATALOG: dict[str, Callable[[Settings], Experiment]] = {
     for module in (main_road, storing, loading, training_loop)
     for build in module.EXPERIMENTS
 }
-# Experiment -> its own defaults, where the user names no storage.  A modelled disk can be cold on
-# any platform.
+# Experiment -> its own defaults, where the user names no storage.  A modelled disk can be cold
+# on any platform.
 DEFAULTS: dict[str, dict[str, Any]] = {"packing": {"storage": "hdd", "cache": "cold"}}
 # Medium -> its model, for machines without a hard disk, real or throttled.
 MODELS = {

@@ -271,7 +271,7 @@ def test_claims_are_answered_by_this_run_of_this_machine_alone(tmp_path):
     claims = shown[shown.index("Claims of the documents") :]
     assert "19 prefetch_generator loads the next batch in the background" in claims
     assert "no verdict in quick mode" in claims
-    assert "5.0" not in claims
+    assert " 5.0" not in claims
     assert "Measured on another machine" not in shown
 
 
