@@ -53,7 +53,7 @@ BLOCKS = 6  # the least that full mode takes
 BUDGET_S = 50.0  # of a diagnosis
 # On a CPU, where nothing is to be measured; the simulated GPU runs what copies beside computing.
 SIMULATED = {"device": "emulated", "device_speed": 2000.0}
-SMALL = {"images": 4, "batch_size": 2, "input_px": 32, "epochs": 1}
+SMALL = {"images": 12, "batch_size": 2, "input_px": 32, "epochs": 1}
 SMALL_BUDGET_S = 5.0
 REPEATED = (1, 2, 4)  # times that a real GPU trains with a batch: it can only be made slower
 COPIED_BYTES = 64 << 20

@@ -18,8 +18,9 @@ from tests.processes import PATIENCE_S
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
 # This one runs in JupyterLab where there is a browser: see tests/browser.
 IN_BROWSER = () if why_no_browser() else ("02_prefetching",)
-FEW = {"images": 16}
-SMALLER = {"13_distributed": {"batch_size": 4}}  # four processes have a batch each
+FEW = {"images": 24}
+# Four processes have a batch each; a steady rate takes three batches of every worker.
+SMALLER = {"13_distributed": {"batch_size": 2}, "14_roofline": {"batch_size": 4}}
 # Nothing is measured here: calibrate in no time, as all tests do, and run few and short trials.
 SHORT = """
 from dataclasses import replace
