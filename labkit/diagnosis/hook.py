@@ -314,13 +314,25 @@ def _install(hook: Hook) -> ExitStack:
 
         def advance(own: Callable) -> Callable:
             def step(iterator: Any) -> object:
-                if "_labkit" not in vars(iterator):  # made without iter(loader), as by fastai
-                    iterator._labkit = hook.open(lambda made: made, iterator)[1]
+                if "_labkit" not in vars(iterator):  # made without iter(loader)
+                    loader = vars(iterator).get("_labkit_loader", bool)() or iterator
+                    iterator._labkit = hook.open(lambda _: iterator, loader)[1]
                 return hook.fetch(own, iterator, iterator._labkit)
 
             return step
 
+        def note_loader(own: Callable) -> Callable:
+            def get_iterator(loader: object) -> Any:
+                iterator = own(loader)
+                with suppress(AttributeError, TypeError):  # of a class of its own, with slots
+                    iterator._labkit_loader = weakref.ref(loader)
+                return iterator
+
+            return get_iterator
+
         replace(module.DataLoader, "__iter__", iterate)
+        # Ultralytics keeps one iterator that it makes so.
+        replace(module.DataLoader, "_get_iterator", note_loader)
         replace(module._BaseDataLoaderIter, "__next__", advance)
 
     def optimizers(module: ModuleType) -> None:

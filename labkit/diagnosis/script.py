@@ -117,7 +117,11 @@ class Session:
             _write(self._folder / f"{name}.json", known)
 
     def _as_json(self, facts: Facts) -> dict[str, Any]:
-        return facts.as_json() | {"rank": self.watch.rank, "has_ended": self._has_ended}
+        return facts.as_json() | {
+            "rank": self.watch.rank,
+            "pid": self.pid,
+            "has_ended": self._has_ended,
+        }
 
     def _report(self) -> None:
         """Print what was measured, and write it."""
@@ -155,9 +159,19 @@ class Session:
             for path in self._folder.glob("*.json"):
                 with suppress(OSError, ValueError):
                     found.append(json.loads(path.read_text(encoding="utf-8")))
-            if sum(each["has_ended"] for each in found) >= here or time.monotonic() >= until_s:
+            ended = sum(each["has_ended"] or not _runs(each["pid"]) for each in found)
+            if ended >= here or time.monotonic() >= until_s:
                 return found
             time.sleep(POLL_S)
+
+
+def _runs(pid: int) -> bool:
+    """Return whether a process runs; a rank may be killed before it says that it has ended."""
+    import psutil
+
+    with suppress(psutil.Error):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def _write(path: Path, facts: dict[str, Any]) -> None:

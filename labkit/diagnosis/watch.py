@@ -81,6 +81,9 @@ class Watch:
     def start(self) -> None:
         """Listen, and look at the training from a thread; does nothing where it has started."""
         if self._beside is None:
+            # Not in the first look: the thread rests a hundred times as long as a look takes.
+            import psutil  # noqa: F401
+
             self._beside = ExitStack()
             self.events = self._beside.enter_context(self._hook.listen())
             self._beside.enter_context(Sampler(self.look, SAMPLE_S))
