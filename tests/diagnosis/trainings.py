@@ -120,15 +120,29 @@ class Endless(DataLoader):
                 return len(own)
 
         object.__setattr__(self, "batch_sampler", Again())
-        self.iterator = super().__iter__()
+        self.iterator = self.begin()
+
+    def begin(self):
+        return super().__iter__()
 
     def __iter__(self):
         for _ in range(len(self)):
             yield next(self.iterator)
 
 
-def endless_loader():
-    batches = loader(20, 0.020, kind=Endless)
+class Kept(Endless):
+    """The same, as ultralytics makes it since 8.4."""
+
+    def begin(self):
+        return self._get_iterator()
+
+
+def kept_iterator():
+    endless_loader(Kept)
+
+
+def endless_loader(kind=Endless):
+    batches = loader(20, 0.020, kind=kind)
     for _ in range(4):
         train(batches, 0.010)
         time.sleep(0.5)
