@@ -291,9 +291,10 @@ def lines_of_ranks(
     most_of_others = max(share for rank, share in shares.items() if rank != slowest)
     (said,) = (Answer(**row["answer"]) for row in rows if row["rank"] == slowest)
     apart = shares[slowest] - most_of_others
-    if said.verdict in ("problem", "small problem") and apart >= SMALL_SHARE:
+    start = said.sentence.partition(":")[0]
+    is_training = said.verdict in ("problem", "small problem") and not start.endswith("validation")
+    if is_training and apart >= SMALL_SHARE:
         share, most = units.percent(shares[slowest]), units.percent(most_of_others)
-        start = said.sentence.partition(":")[0]
         waits = f"rank {slowest} waits for data {share} of its time, and the other ranks"
         waits = f"{waits}, which wait for data at most {most} of theirs, wait for it"
         said = replace(said, sentence=f"{start}: {waits}.")

@@ -20,8 +20,10 @@ import sys
 import tempfile
 import time
 import warnings
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import wraps
 from multiprocessing.util import Finalize
 from pathlib import Path
 from types import CodeType, FrameType, ModuleType
@@ -36,6 +38,8 @@ VARIABLE = "LABKIT_WATCH"  # of the environment: what started processes are to d
 STARTUP = Path(__file__).with_name("startup")  # a folder of PYTHONPATH
 RANKS_S = 5.0  # that the first rank waits for the others to end
 POLL_S = 0.05
+LAST = -200  # priority of a finalizer: after multiprocessing has waited for the children
+get_signal, set_signal = signal.getsignal, signal.signal  # a script sees others: `_hide`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,8 +77,9 @@ class Session:
         self.watch.start()
         HOOK.is_reported = True
         with suppress(ValueError):  # another thread than the main one
-            if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-                signal.signal(signal.SIGTERM, self._terminate)
+            if get_signal(signal.SIGTERM) is signal.SIG_DFL:
+                set_signal(signal.SIGTERM, self._terminate)
+                _hide(self._terminate)
         if self._is_child:
             atexit.register(self.end)
             Finalize(None, self.end, exitpriority=0)  # a forked process has no atexit before 3.13
@@ -86,19 +91,20 @@ class Session:
             return
         self._has_ended = True
         self.watch.stop()
-        if self._request.owner == self.pid or (not self._request.owner and not self.watch.rank):
+        # The owner removes it when the processes that it started have ended.
+        if not self.watch.rank and not _runs(self._request.owner):
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _terminate(self, number: int, _: FrameType | None) -> None:
         """Report, and end as without this handler."""
         # The signal often comes twice, and to workers as well, whose end torch would raise here.
-        signal.signal(number, signal.SIG_IGN)
+        set_signal(number, signal.SIG_IGN)
         if hasattr(signal, "SIGCHLD"):
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            set_signal(signal.SIGCHLD, signal.SIG_DFL)
         if os.getpid() == self.pid:
             self.say("The script was terminated; this was measured until then.")
             self.end()
-        signal.signal(number, signal.SIG_DFL)
+        set_signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
 
     def say(self, what: object) -> None:
@@ -169,6 +175,9 @@ def _runs(pid: int) -> bool:
     """Return whether a process runs; a rank may be killed before it says that it has ended."""
     import psutil
 
+    if not pid:
+        return False
+
     with suppress(psutil.Error):
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     return False
@@ -213,6 +222,8 @@ def run(program: Program, *, json_file: Path | None = None) -> Session:
     )
     HOOK.at_first = None  # of a process that a watched script started
     session = Session(request).start()
+    if request.owner == os.getpid():
+        Finalize(None, shutil.rmtree, args=(request.folder, True), exitpriority=LAST)
     _watch_children(request)
     sys.modules["__main__"] = main  # to the end: workers and pickles look for its names
     sys.argv, sys.path[0] = argv, folder
@@ -317,10 +328,29 @@ def _watch_children(request: Request) -> None:
 def watch_when_it_trains() -> None:
     """Watch this process, which a watched script started, from its first step on."""
     request = Request(**json.loads(os.environ[VARIABLE]))
-    handler = signal.getsignal(signal.SIGTERM)
-    if isinstance(getattr(handler, "__self__", None), Session):  # of the process that forked
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if isinstance(getattr(get_signal(signal.SIGTERM), "__self__", None), Session):
+        set_signal(signal.SIGTERM, signal.SIG_DFL)  # it was of the process that forked this one
     HOOK.wait_for_training(lambda: Session(request, is_child=True).start())
+
+
+def _hide(terminate: Callable) -> None:
+    """Have the script see the default handler of SIGTERM, as without this module.
+
+    Lightning calls the handler that it finds after its own one.
+    """
+
+    def shown(handler: Any) -> Any:
+        return signal.SIG_DFL if handler == terminate else handler
+
+    def getsignal(number: int) -> Any:
+        return shown(get_signal(number))
+
+    def set_(number: int, handler: Any) -> Any:
+        is_default = number == signal.SIGTERM and handler == signal.SIG_DFL
+        return shown(set_signal(number, terminate if is_default else handler))
+
+    for name, own, seen in (("getsignal", get_signal, getsignal), ("signal", set_signal, set_)):
+        setattr(signal, name, wraps(own)(seen))
 
 
 def _show_as_without(error: BaseException) -> None:

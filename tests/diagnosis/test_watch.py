@@ -261,7 +261,7 @@ def work(rank, ranks):
 
 def main():
     how = sys.argv[1]
-    print(sys.argv[1:], main.__annotations__, flush=True)
+    print(sys.argv[1:], main.__annotations__, signal.getsignal(signal.SIGTERM), flush=True)
     if how == "closed":
         sys.stderr.close()
     if how == "signals":
