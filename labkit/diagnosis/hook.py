@@ -30,6 +30,7 @@ from labkit.diagnosis.loaders import count_samples
 from labkit.diagnosis.loops import Event, Kind, Loader
 
 STACKS = 20  # of the first batches and optimizer steps of a thread are looked at
+POLL_S = 1e-3  # a queue that is asked again so soon was waited for meanwhile, as MONAI does
 MOST_TAGS = 1000  # of objects in a queue that nobody gets through `Queue.get`
 
 
@@ -65,6 +66,8 @@ class Hook:
         self._iterators: dict[int, weakref.ref] = {}  # loader -> its iterator
         self._drawers: dict[int, int] = {}  # loader -> thread
         self._handed: dict[int, Handed] = {}
+        # Thread -> queue that had nothing for it, since when it asks, and when it asked last.
+        self._empty: dict[int, tuple[int, float, float]] = {}
         self._takers: set[tuple[int, type]] = set()  # thread, how it gets batches of another one
         self._calls: dict[tuple[int, bool], set[CodeType]] = {}  # thread, at a batch -> functions
         self._stacks: Counter[tuple[int, bool]] = Counter()
@@ -206,11 +209,17 @@ class Hook:
         if thread in self.fetching:
             return get()
         began_s = self.now()
+        empty, since_s, until_s = self._empty.pop(thread, (0, 0.0, 0.0))
+        if empty == id(holder) and began_s - until_s < POLL_S:
+            began_s = since_s
         # A thread that got batches so far waits for the next one.
         if (thread, type(holder)) in self._takers:
             self.fetching[thread] = began_s
         try:
             item = get()
+        except BaseException:
+            self._empty[thread] = id(holder), began_s, self.now()
+            raise
         finally:
             self.fetching.pop(thread, None)
         handed = vars(holder).get("_labkit", {}).pop(id(item), None)

@@ -104,6 +104,8 @@ class Session:
         if os.getpid() == self.pid:
             self.say("The script was terminated; this was measured until then.")
             self.end()
+            with suppress(OSError):  # ranks still write into it: the first one removes it
+                self._folder.rmdir()
         set_signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
 

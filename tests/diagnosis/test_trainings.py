@@ -35,6 +35,7 @@ WAITS = {
     "queues_in_a_row": 10 / 20,
     "every_fourth": 18 / 20,
     "named_loader": 20 / 30,
+    "polled_queue": 10 / 30,
 }
 UNSEEN = {"unseen_loader": "loader", "own_process": "loader", "hidden_thread": "thread"}
 

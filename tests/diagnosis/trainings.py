@@ -276,6 +276,28 @@ def queues_in_a_row():
         step(batch, 0.010)
 
 
+def polled_queue():
+    held = queue.Queue(1)
+
+    def draw():
+        for batch in loader(80, 0.030):
+            held.put(batch)
+        held.put(None)
+
+    def batches():  # as MONAI's ThreadBuffer
+        while True:
+            try:
+                batch = held.get(timeout=0.005)
+            except queue.Empty:
+                continue
+            if batch is None:
+                return
+            yield batch
+
+    threading.Thread(target=draw).start()
+    train(batches(), 0.020)
+
+
 def own_process():
     context = torch.multiprocessing.get_context("fork")
     held = context.Queue(2)
