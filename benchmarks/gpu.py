@@ -46,7 +46,7 @@ from labkit.machine import gpu, hardware
 from labkit.parts.devices import DEVICES, PROFILES, Profile
 from labkit.resolve import complete_here
 from labkit.runs.calibration import gpu_rate
-from labkit.settings import MODES
+from labkit.settings import BATCH_SIZE
 
 ROOT = Path(__file__).parents[1]
 BLOCKS = 6  # the least that full mode takes
@@ -212,15 +212,13 @@ def emulate(site: Site) -> Iterator[Row]:
         name: replace(lab.experiment(experiment).variants[name], data=site.data, epochs=1)
         for name, experiment in LOADING.items()
     }
-    size = SMALL if site.is_small else {"images": MODES["quick"].batch_size}
+    size = SMALL if site.is_small else {"images": BATCH_SIZE}
     real, simulated = {}, {}
     with patch.dict(PROFILES, {speeds.name: speeds}):
         for times in repeated:
             its = {"device": site.device, "step_repeats": times}
             step = f"trained {units.count(times, 'time')}"
-            rate = gpu_rate(
-                complete_here(replace(known["original"], **its, **size), MODES["quick"])
-            )
+            rate = gpu_rate(complete_here(replace(known["original"], **its, **size)))
             yield f"{step}: this device with the model alone", units.rate(rate), ""
             other = {"device": "emulated", "device_speed": rate, "profile": speeds.name}
             if site.is_small:  # a CPU is so slow that the simulated one would take long
@@ -302,7 +300,7 @@ def _multiply() -> None:
 
 
 def largest_batch(site: Site) -> Iterator[Row]:
-    found = lab.largest_batch(lab.Settings(data=site.data), "quick", cancel=site.cancel)
+    found = lab.largest_batch(lab.Settings(data=site.data), cancel=site.cancel)
     site.note(repr(found))
     yield "largest batch", units.count(found.settings.batch_size, "image"), found.caption()
 

@@ -28,7 +28,7 @@ from labkit.pipeline import Pipeline, build
 from labkit.resolve import complete_here
 from labkit.runs.process import Launcher
 from labkit.runs.timing import time_epoch
-from labkit.settings import MODES, Settings
+from labkit.settings import Settings
 
 IMAGES = 64
 FREE_STEPS = 500
@@ -111,7 +111,7 @@ def main() -> int:
             data=str(data), device="emulated", num_workers=0, pin_memory=False, images=IMAGES,
             device_speed=1e9,
         )  # fmt: skip
-        settings = complete_here(base, MODES["quick"])
+        settings = complete_here(base)
         first_s, *later_s = trial_starts_s(settings, scratch)
         report.line(f"the first trial's start, with the server's: {units.seconds(first_s)}")
         report.limit(

@@ -27,7 +27,7 @@ from labkit.resolve import TABLES
 from labkit.runs import calibration, store
 from labkit.runs.active import Progress
 from labkit.runs.runner import BaselineSkipped
-from labkit.settings import MODES, PROTOCOLS, field_kinds, help_texts
+from labkit.settings import INPUT_PX, MODES, PROTOCOLS, field_kinds, help_texts
 
 LIST_WIDTHS = (20, 12, 26, 36)  # 100 columns with what is between
 Options = argparse.Namespace
@@ -69,13 +69,13 @@ def _list(options: Options) -> None:
 
 def _result(run: store.StoredRun) -> str:
     """Return the winner of a run and its mode."""
-    summary = run.summary
-    if summary.has_groups or summary.rows[0].normalized_time is None:
-        return f"{summary.mode} mode"
-    best = winner(summary)
-    if best is None:
-        return f"no variant measurably faster, {summary.mode} mode"
-    return f"{best.variant} {units.normalized(best.normalized_time)}, {summary.mode} mode"
+    summary, found = run.summary, []
+    for compared in summary.comparisons:
+        if compared.rows[0].normalized_time is not None:
+            best = winner(compared)
+            time = best and units.normalized(best.normalized_time)
+            found.append(f"{best.variant} {time}" if best else "no variant measurably faster")
+    return ", ".join([*dict.fromkeys(found), f"{summary.mode} mode"])
 
 
 def _run(options: Options) -> int:
@@ -372,10 +372,9 @@ def add_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
     text = "measure again how fast the simulated GPU computes, for all later runs"
     calibrate = add("calibrate", _calibrate, text, results)
     calibrate.add_argument("--data", metavar="DIR", default=lab.Settings.data, help="images")
-    quick_px = MODES["quick"].input_px
-    text = f"sides of the model input; unset: quick mode's {quick_px}"
+    text = f"sides of the model input; unset: {INPUT_PX}"
     calibrate.add_argument(
-        "--input-px", type=int, nargs="+", metavar="N", default=[quick_px], help=text
+        "--input-px", type=int, nargs="+", metavar="N", default=[INPUT_PX], help=text
     )
 
     notebooks = add(

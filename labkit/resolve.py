@@ -43,7 +43,7 @@ from labkit.parts.training.exchange import (
     check_exchange,
 )
 from labkit.parts.training.reporting import PROGRESS, check_sink
-from labkit.settings import Mode, Settings, complete, pick
+from labkit.settings import Settings, complete, pick
 
 # Setting -> its table: the choices of the form and of the command line, too.
 TABLES: dict[str, dict] = {
@@ -200,12 +200,11 @@ def traits(settings: Mapping[str, Any]) -> Traits:
     )
 
 
-def complete_here(settings: Settings, mode: Mode) -> Settings:
-    """Fill in what is unset, as a run in this mode on this machine does."""
+def complete_here(settings: Settings) -> Settings:
+    """Fill in what is unset, as a run on this machine does."""
     preprocessor = PREPROCESSORS.get(settings.preprocessor)
     return complete(
         settings,
-        mode,
         cores=hardware.cores(),
         # Asking takes seconds where there is a GPU, so only an unset device asks.
         has_cuda=settings.device is None and gpu.cuda().works,

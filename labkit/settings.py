@@ -1,7 +1,7 @@
-"""Settings: everything that a user can set, and what a mode fills in.
+"""Settings: everything that a user can set, and what a machine fills in.
 
-A field left at ``None`` is *unset*: `complete` fills it from the mode and the machine, so a user's
-own choice always wins.  The form and the command line are generated from this class: the string
+A field left at ``None`` is *unset*: `complete` fills it in for the machine, so a user's own choice
+always wins.  The form and the command line are generated from this class: the string
 under a field is its help text.  Each value is checked here; whether values fit together, and what
 the names in them stand for, is decided in `labkit.resolve`.
 """
@@ -31,6 +31,9 @@ LEAST = {
 RENAMED = {("profile", "matched"): "calibrated"}
 REMOVED = ("if_not_written",)  # settings of earlier versions
 INPUT_PX_STEP = 32  # ResNet-18 halves the image five times
+# Of an experiment that names no others.  The documents' 512 px and batches of 32 take two cores
+# half a second for a batch: a quick run would take five minutes.
+INPUT_PX, BATCH_SIZE = 256, 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +63,7 @@ class Settings:
     preprocessor: str = "loops"
     """What happens to an image and its boxes before the model sees them."""
     input_px: int | None = None
-    """Side of the square model input in pixels; a multiple of 32."""
+    """Side of the square model input in pixels, a multiple of 32; unset: the experiment's."""
     jitter_ms: int = 0
     """Longest extra wait of a sample, drawn from seed, epoch and image; stands for uneven reads."""
     loader: str = "torch"
@@ -76,7 +79,7 @@ class Settings:
     start_method: Literal["fork", "spawn", "forkserver"] | None = None
     """How worker processes start; unset: fork on Linux, else spawn."""
     batch_size: int | None = None
-    """Images per step."""
+    """Images per step; unset: the experiment's."""
     ranks: int = 1
     """Processes that train together, as under torchrun; they share the loader workers."""
     exchange: str = "all_reduce"
@@ -167,7 +170,7 @@ class Settings:
 
 @dataclass(frozen=True, kw_only=True)
 class Mode:
-    """How much is measured: presets for unset settings and the shape of a run."""
+    """How much is measured: repetitions and length; the work is the same in every mode."""
 
     name: str
     blocks: int
@@ -176,8 +179,6 @@ class Mode:
     """Seconds an epoch of the baseline should last; 0: all images, whatever it takes."""
     min_steps: int
     """Steps an epoch must have at least."""
-    input_px: int
-    batch_size: int
     shuffled: bool
     """Variants in random order with the baseline twice (A1, A2), or once in the given order."""
     judged: bool
@@ -187,19 +188,13 @@ class Mode:
 # DESIGN: quick looks, document measures each variant once with all images, full judges.  On a hard
 # disk an epoch of a second has some ten batches of eight, so quick asks for no more than twelve.
 MODES: dict[str, Mode] = {
-    "quick": Mode(
-        name="quick", blocks=3, epoch_s=1.0, min_steps=12, input_px=256, batch_size=8,
-        shuffled=True, judged=False,
-    ),
-    "document": Mode(
-        name="document", blocks=1, epoch_s=0.0, min_steps=1, input_px=512, batch_size=32,
-        shuffled=False, judged=False,
-    ),
-    "full": Mode(
-        name="full", blocks=10, epoch_s=5.0, min_steps=50, input_px=512, batch_size=16,
-        shuffled=True, judged=True,
-    ),
-}  # fmt: skip
+    mode.name: mode
+    for mode in (
+        Mode(name="quick", blocks=3, epoch_s=1.0, min_steps=12, shuffled=True, judged=False),
+        Mode(name="document", blocks=1, epoch_s=0.0, min_steps=1, shuffled=False, judged=False),
+        Mode(name="full", blocks=10, epoch_s=5.0, min_steps=50, shuffled=True, judged=True),
+    )
+}
 # In what order, from which cache state and with which loop variants run.
 CORRECTED, AS_PUBLISHED = "corrected", "as in the document"
 PROTOCOLS = (CORRECTED, AS_PUBLISHED)
@@ -300,18 +295,16 @@ def read_settings(stored: Mapping[str, Any]) -> Settings:
 
 def complete(
     settings: Settings,
-    mode: Mode,
     *,
     cores: int,
     has_cuda: bool,
     can_fork: bool,
     real_step: str = "detector",
 ) -> Settings:
-    """Fill every unset field but `images` and `device_speed`, from the mode and the machine.
+    """Fill every unset field but `images` and `device_speed`, for the machine.
 
     Args:
         settings: the user's choice; what is set stays.
-        mode: presets for image size and batch size.
         cores: CPU cores this process may use.
         has_cuda: a CUDA device runs kernels of this torch build.
         can_fork: the platform starts worker processes by fork.
@@ -323,8 +316,8 @@ def complete(
     """
     device = settings.device or ("cuda" if has_cuda else "emulated")
     defaults = {
-        "input_px": mode.input_px,
-        "batch_size": mode.batch_size,
+        "input_px": INPUT_PX,
+        "batch_size": BATCH_SIZE,
         "num_workers": max(2, cores // 2),
         "device": device,
         "step": "timed" if device == "emulated" else real_step,

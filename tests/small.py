@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import labkit as lab
-from labkit.settings import MODES, complete
+from labkit.settings import complete
 
 # A real device that computes nothing: what is looked at is not how fast it is.
 SMALL = {
@@ -18,7 +18,7 @@ def completed(**changes: object) -> lab.Settings:
     """Settings as quick mode completes them on two cores without CUDA; 64 px, batches of 4."""
     chosen = lab.Settings(**{"input_px": 64, "batch_size": 4, **changes})
     step = lab.PREPROCESSORS[chosen.preprocessor].batch
-    return complete(chosen, MODES["quick"], cores=2, has_cuda=False, can_fork=True, real_step=step)
+    return complete(chosen, cores=2, has_cuda=False, can_fork=True, real_step=step)
 
 
 def compare(data, results, variants, base=None, progress=False, blocks=1, **changes) -> lab.Run:

@@ -101,7 +101,7 @@ def stand_ins(summary: Summary) -> list[str]:
             for label in filter(None, row.labels.get(kind, "").split(" / ")):
                 if is_warned_of(kind, label):
                     line = describe_stand_in(kind, label)
-                    if kind == "accelerator" and summary.kind == "roofline":
+                    if kind == "accelerator" and (summary.kind == "roofline" or summary.at_speeds):
                         line = f"{stand_in_name(kind, label)} at several speeds"
                         if rate := calibrated(summary, "load_images_per_s"):
                             line += f"; the baseline alone loads {units.rate(rate)}"

@@ -231,6 +231,29 @@ class Summary:
             found.setdefault(row.group, []).append(row)
         return {group: tuple(rows) for group, rows in found.items()}
 
+    @property
+    def at_speeds(self) -> dict[float, Summary]:
+        """What was measured at each speed of the device, the slowest first; empty of others.
+
+        x, the device's rate ÷ the baseline's loading rate -> a summary with its own baseline.
+        """
+        if not self.has_groups or self.kind != "epochs":
+            return {}
+        tasks = self.info.get("tasks") or {}
+        speeds = {row.group: tasks.get(row.variant, {}).get("x") for row in self.rows}
+        if None in speeds.values():
+            return {}
+        found = {
+            speeds[group]: replace(self, rows=rows, baseline=self.baselines[group], baselines={})
+            for group, rows in self.groups().items()
+        }
+        return dict(sorted(found.items()))
+
+    @property
+    def comparisons(self) -> tuple[Summary, ...]:
+        """The parts of epochs that load every batch that are compared with one baseline each."""
+        return (self,) if not self.has_groups else tuple(self.at_speeds.values())
+
 
 def summarize(info: Mapping[str, Any], trials: Sequence[Trial]) -> Summary:
     """Derive one row per variant from a run's raw trials.

@@ -40,7 +40,7 @@ def passed_over(summary: Summary) -> dict[str, str]:
     """
     best = winner(summary) or summary.rows[0]
     return {
-        row.variant: why_not(summary, row)
+        row.name: why_not(summary, row)
         for row in _below_1(summary)
         if row.normalized_time < best.normalized_time and not is_floor(*_settings(summary, row))
     }

@@ -36,7 +36,7 @@ from labkit.analysis.published import (
 from labkit.analysis.roofline import published_takes
 from labkit.analysis.stand_ins import beside_the_loader, find_stand_ins, simulated
 from labkit.analysis.statistics import DELTA, REAL_BUT_SMALL, UNSTABLE
-from labkit.analysis.summary import Ratio, Row, ratios
+from labkit.analysis.summary import Ratio, Row, Summary, ratios
 from labkit.experiments.roofline import SUFFIX
 from labkit.machine import gpu, hardware
 from labkit.runs.store import StoredRun, newest_runs, readable_reason
@@ -125,8 +125,8 @@ def answers(
         the reference runs is reference_simulated), answer, roofline (what the published times take
         of a loader and a GPU, where there is a roofline), run (ids of the runs that the answer
         rests on), reference (what the reference runs say, and their machine; empty without),
-        reference_group, and contrasts: of each experiment, compared, group, answer, ratio, low,
-        high (95 % interval) and verdict.
+        reference_group, and contrasts: of each experiment, compared, x (of several
+        speeds of the device), group, answer, ratio, low, high (95 % interval) and verdict.
 
     Raises:
         ValueError: there is no claim of such a number.
@@ -141,12 +141,12 @@ def answers(
         runs = newest_runs(results, lambda info: weigh_answer(info, machine_id)).values()
     weighed = [(weigh_answer(run.info), run.folder.name, run) for run in runs]
     ranked = sorted((one for one in weighed if one[0] is not None), key=lambda one: one[:2])
-    evidence = {run.info["experiment"]: _Evidence(run) for *_, run in ranked}
+    evidence = {run.info["experiment"]: _Evidence(run, run.summary) for *_, run in ranked}
     found = newest_runs(
         REFERENCE, lambda info: info["created_utc"] if weigh_answer(info) == JUDGED else None
     )
     references = {
-        name: _Evidence(run)
+        name: _Evidence(run, run.summary)
         for name, run in found.items()
         if name not in evidence or evidence[name].run.info != run.info
     }
@@ -180,7 +180,7 @@ def _reference(claim: Claim, evidence: Mapping[str, _Evidence]) -> dict[str, str
     known = [c for c in claim.contrasts if c.experiment in evidence]
     if not known:
         return {"reference": "", "reference_group": "", "reference_simulated": ""}
-    judged = [_judge(claim, c, evidence[c.experiment]) for c in known]
+    judged = [one for c in known for one in _judge(claim, c, evidence[c.experiment])]
     provenances = [evidence[c.experiment].run.info["provenance"] for c in known]
     machines = dict.fromkeys(map(hardware.describe, provenances))
     said = f"{_join(claim, judged)}; on {' and '.join(machines)}"
@@ -192,24 +192,30 @@ def _reference(claim: Claim, evidence: Mapping[str, _Evidence]) -> dict[str, str
 
 
 class _Evidence:
-    """A run, its rows by variant, and what its contrasts came to."""
+    """A run, or what it measured at one speed of the device: rows by variant, and contrasts."""
 
-    def __init__(self, run: StoredRun) -> None:
+    def __init__(self, run: StoredRun, summary: Summary) -> None:
         self.run = run
+        self.summary = summary
+
+    @cached_property
+    def at_speeds(self) -> dict[float, _Evidence]:
+        return {x: _Evidence(self.run, one) for x, one in self.summary.at_speeds.items()}
 
     @cached_property
     def rows(self) -> dict[str, Row]:
-        return {row.variant: row for row in self.run.summary.rows}
+        is_one = not self.summary.has_groups
+        return {row.name if is_one else row.variant: row for row in self.summary.rows}
 
     @cached_property
     def ratios(self) -> dict[tuple[str, str], Ratio]:
         """(variant, against) -> ratio; against the baseline as the run itself has it."""
         found = {
-            (row.variant, ""): Ratio(
+            (name, ""): Ratio(
                 ratio=row.normalized_time, low=row.ci_low, high=row.ci_high,
                 blocks=row.blocks, verdict=row.verdict,
             )
-            for row in self.rows.values()
+            for name, row in self.rows.items()
             if row.normalized_time is not None
         }  # fmt: skip
         name = self.run.info["experiment"]
@@ -220,12 +226,14 @@ class _Evidence:
             for variant, against in pairs
             if {variant, against} <= self.rows.keys()
         ]
-        return found | ratios(self.run.summary, wanted, "total")
+        measured = ratios(self.summary, wanted, "total")
+        names = {row.variant: name for name, row in self.rows.items()}
+        return found | {(names[a], names[b]): ratio for (a, b), ratio in measured.items()}
 
 
 def _answer(claim: Claim, evidence: Mapping[str, _Evidence]) -> dict[str, Any]:
     experiments = list(dict.fromkeys(c.experiment for c in claim.contrasts))
-    judged = [_judge(claim, c, evidence.get(c.experiment)) for c in claim.contrasts]
+    judged = [one for c in claim.contrasts for one in _judge(claim, c, evidence.get(c.experiment))]
     takes = [_roofline(c, evidence) for c in claim.contrasts]
     return {
         "number": claim.number,
@@ -257,7 +265,7 @@ def _simulated(contrasts: Iterable[Contrast], evidence: Mapping[str, _Evidence])
     rows = []
     for one in contrasts:
         found = evidence.get(one.experiment)
-        if found is not None and found.run.summary.has_groups:
+        if found is not None and found.summary.has_groups:
             rows += [row for row in found.rows.values() if row.name == one.variant]
         elif found is not None and found.rows:
             names = {one.against or next(iter(found.rows)), one.variant} - {""}
@@ -302,6 +310,9 @@ def _join(claim: Claim, judged: Sequence[Mapping[str, Any]]) -> str:
     """Return the answers of all contrasts in one line; equal ones are named together."""
     if not judged:
         return _not_testable(claim)
+    speeds = {one["x"]: one["group"] for one in judged if one["x"] is not None}
+    if speeds:
+        return f"{_holds(judged)}{'; '.join(_at(one) for one in judged)}"
     alike: dict[tuple[str, str], list[str]] = {}
     for one in judged:
         alike.setdefault((one["experiment"], one["answer"]), []).append(one["compared"])
@@ -317,11 +328,39 @@ def _join(claim: Claim, judged: Sequence[Mapping[str, Any]]) -> str:
     return "; ".join(lines)
 
 
-def _judge(claim: Claim, contrast: Contrast, evidence: _Evidence | None) -> dict[str, Any]:
+def _holds(judged: Sequence[Mapping[str, Any]]) -> str:
+    """Return at which speeds of the device a claim holds: "holds at x = 1 and 2 of 0.5, 1, 2, 4; ".
+
+    Nothing where no speed is judged.
+    """
+    found: dict[float, set[str]] = {}
+    for one in judged:
+        if one["x"] is not None and one["group"] not in (*UNCLEAR, NOT_RUN, NOT_TESTABLE, MEASURED):
+            found.setdefault(one["x"], set()).add(one["group"])
+    if not found:
+        return ""
+    held = [f"{x:g}" for x, groups in sorted(found.items()) if groups <= {*SUPPORTED}]
+    every = ", ".join(f"{x:g}" for x in sorted(found))
+    return f"holds at x = {' and '.join(held)} of {every}; " if held else f"at no x of {every}; "
+
+
+def _at(one: Mapping[str, Any]) -> str:
+    at = "" if one["x"] is None else f" at x = {one['x']:g}"
+    return f"{one['compared']}{at}: {one['answer']}"
+
+
+def _judge(claim: Claim, contrast: Contrast, evidence: _Evidence | None) -> list[dict[str, Any]]:
+    """Judge a contrast, at each speed of the device that the run has."""
+    if evidence is None or not evidence.at_speeds:
+        return [_judge_one(claim, contrast, evidence)]
+    return [_judge_one(claim, contrast, one) | {"x": x} for x, one in evidence.at_speeds.items()]
+
+
+def _judge_one(claim: Claim, contrast: Contrast, evidence: _Evidence | None) -> dict[str, Any]:
     against = f" ÷ {contrast.against}" if contrast.against else ""
     found = {
         "experiment": contrast.experiment, "compared": contrast.variant + against,
-        "ratio": None, "low": None, "high": None, "verdict": "",
+        "x": None, "ratio": None, "low": None, "high": None, "verdict": "",
     }  # fmt: skip
     key = contrast.variant, contrast.against
     ratio = None if evidence is None else evidence.ratios.get(key)
@@ -352,7 +391,7 @@ def _not_run(why: str = "") -> Answer:
 
 def _why_missing(contrast: Contrast, evidence: _Evidence) -> Answer | None:
     """Return why a run has no number for a variant, or None."""
-    if evidence.run.summary.has_groups:
+    if evidence.summary.has_groups:
         return None  # a judge looks the variant up in each of them
     for name in filter(None, (contrast.against, contrast.variant)):
         row = evidence.rows.get(name)
@@ -376,7 +415,7 @@ def _say_ratio(claim: Claim, contrast: Contrast, evidence: _Evidence, ratio: Rat
     if isinstance(expected, float):
         figures += f" measured, {units.normalized(expected)} published"
     if not verdict:
-        blocks = min(ratio.blocks, evidence.run.summary.n_undisturbed)
+        blocks = min(ratio.blocks, evidence.summary.n_undisturbed)
         return _say(figures, rows, unjudged=_why_unjudged(evidence.run.info, blocks))
     if verdict == UNSTABLE:
         return _say(figures, rows, f"{UNSTABLE}, no verdict", UNDECIDED)
@@ -467,7 +506,7 @@ def _conditions(rows: Sequence[Row]) -> str:
 
 def _say_finding(evidence: _Evidence, figures: str, rows: Sequence[Row], word: str) -> Answer:
     """Write an answer whose word counts where the run is judged."""
-    summary = evidence.run.summary
+    summary = evidence.summary
     why = "" if summary.judged else _why_unjudged(summary.info, summary.n_undisturbed)
     return _say(figures, rows, word, unjudged=why)
 
@@ -535,7 +574,7 @@ def cheapest_workers(contrast: Contrast, evidence: _Evidence) -> Answer:
 
 def most_groups(contrast: Contrast, evidence: _Evidence) -> Answer:
     """Count the groups in which a variant is faster than their baseline; most is more than half."""
-    summary, name = evidence.run.summary, contrast.variant
+    summary, name = evidence.summary, contrast.variant
     rows = [
         row
         for row in summary.rows

@@ -22,7 +22,7 @@ from labkit.runs.active import single_run_lock
 from labkit.runs.experiment import Experiment
 from labkit.runs.process import Launcher
 from labkit.runs.timing import MULTIPLE, Held
-from labkit.settings import MODES, Settings, pick
+from labkit.settings import Settings
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -104,7 +104,6 @@ class Largest:
 @single_run_lock()
 def largest_batch(
     settings: Settings | None = None,
-    mode: str = "full",
     *,
     cancel: threading.Event | None = None,
 ) -> Largest:
@@ -112,7 +111,6 @@ def largest_batch(
 
     Args:
         settings: what is to be trained; loader and storage settings have no effect.
-        mode: fills unset settings, such as input_px.
         cancel: set by another thread to stop.
 
     Raises:
@@ -122,7 +120,7 @@ def largest_batch(
     """
     if not gpu.cuda().works:
         raise Skip(f"largest_batch needs a CUDA device: {gpu.cuda().reason}")
-    given = complete_here(replace(settings or Settings(), device="cuda"), pick(MODES, mode, "mode"))
+    given = complete_here(replace(settings or Settings(), device="cuda"))
     # Nothing is read: the data says how many images there are.
     tried_on = replace(
         given,

@@ -61,8 +61,8 @@ def prefetching(base: Settings) -> Experiment:
         variants=variants,
         published=PUBLISHED["prefetching"],
         source="[004] section 3.1, experiment 1",
-        # The document read from a hard disk, which makes a cold first run slow.
-        as_published=_in_order(change_all(variants, storage="hdd")),
+        as_published=_in_order(variants),
+        at_points=True,
         main_road=True,
         knobs=(
             "num_workers", "prefetch_factor", "pin_memory", "sync_every", "batch_size", "input_px",
@@ -82,13 +82,16 @@ def storage(base: Settings) -> Experiment:
     # Files in memory cannot be cold.
     every = {**disks, "tmpfs": replace(cold, storage="tmpfs", cache="warm"), **nvme}
     warm = change_all({**disks, **nvme}, "{}, warm", cache="warm")
+    in_memory = {"hdd, warm": warm.pop("hdd, warm")}
     return Experiment(
         "storage",
         question="Does a faster disk shorten the epoch?",
-        variants={**every, **warm},
+        variants={**every, **in_memory},
+        in_full=warm,
         published=PUBLISHED["storage"],
         source="[004] section 3.2, experiment 2",
         as_published=_in_order(every),
+        at_points=True,
         main_road=True,
         knobs=("num_workers", "batch_size", "input_px", "decoder", "device"),
     )
@@ -137,6 +140,7 @@ def opencv_vs_pil(base: Settings) -> Experiment:
             "torchvision": by("torchvision"),
             "simplejpeg, scaled": by("simplejpeg_scaled"),
         },
+        at_points=True,
         main_road=True,
         knobs=("num_workers", "batch_size", "input_px", "cv2_threads", "cache", "device"),
     )

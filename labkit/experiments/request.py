@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from labkit.experiments import catalog
-from labkit.experiments.roofline import over_device_speeds
+from labkit.experiments.roofline import at_operating_points, over_device_speeds
+from labkit.machine import gpu
 from labkit.runs.experiment import Experiment
 from labkit.settings import CORRECTED, MODES, change_all, pick, with_new_names
 
@@ -114,6 +115,8 @@ class Request:
             self._check_roofline()
             built = built if is_judged else replace(built, in_full={})
             built = over_device_speeds(built, self.settings.get("cache"))
+        elif self.protocol == CORRECTED and whole.at_points and _trains_on_calibrated(built):
+            built = at_operating_points(built)
         object.__setattr__(built, "request", self.to_dict())
         return built
 
@@ -220,6 +223,15 @@ def choose(
         "baseline": baseline or asked.baseline,
     }
     return replace(asked, mode="full", **chosen).build()  # those of full mode can be chosen, too
+
+
+def _trains_on_calibrated(experiment: Experiment) -> bool:
+    """Return whether a simulated GPU trains, of which the user has not said how fast it is."""
+    baseline = experiment.variants[experiment.baseline]
+    is_simulated = baseline.device == "emulated" or (
+        baseline.device is None and not gpu.cuda().works
+    )
+    return is_simulated and not baseline.has_device_speed
 
 
 def _kept(experiment: Experiment, variants: tuple[str, ...], baseline: str | None) -> Experiment:

@@ -1,7 +1,7 @@
-"""The roofline of an experiment: the same variants at several speeds of the device.
+"""The same variants at several speeds of the device.
 
-    variants × device speeds, one group per speed ─┐
-    each variant's loading alone, a group too      ┴─▶ an Experiment of the kind "roofline"
+    variants × device speeds, one group per speed ─┬─▶ an Experiment: what each saves at each speed
+    each variant's loading alone, a group too      ┴─▶ one of the kind "roofline"
 
 A speed is a multiple of the baseline's loading rate, x, which the run measures.  A real device is
 measured at its own speed and, by training on each batch several times, at slower ones.
@@ -23,6 +23,8 @@ QUICK_SPEEDS = (1.0, 2.0, 4.0)
 SPEEDS = (0.5, 1.0, 1.4, 2.0, 2.8, 4.0, 8.0)
 # A real device is often slower than twice the loader; then these would leave its own speed alone.
 QUICK_REAL_SPEEDS = (0.5, 1.0, 2.0)
+# EVIDENCE 1, "Operating point": of experiments whose remedies save most at one of them.
+POINTS, QUICK_POINTS = (1.0, 2.0, 0.5, 4.0), (1.0, 2.0)
 THIS_DEVICE = "this GPU"
 SUFFIX = "_roofline"
 
@@ -33,6 +35,37 @@ def has_roofline(experiment: Experiment) -> bool:
     base = traits(vars(known[experiment.baseline]))
     is_plain = experiment.kind == EPOCHS and not experiment.tasks
     return is_plain and not base.leaves_out
+
+
+def at_operating_points(experiment: Experiment) -> Experiment:
+    """Return an experiment that measures another one's variants at several device speeds.
+
+    What a remedy saves depends on x, the device's rate ÷ the baseline's loading rate: fetching
+    ahead saves most at 1, a faster loader where x is above 1.  The device is a simulated one.
+
+    Args:
+        experiment: what to compare; each of its variants loads and trains every batch.
+    """
+    known = {**experiment.variants, **experiment.in_full}
+    # The first variant of a group is its baseline.
+    ordered = {experiment.baseline: known[experiment.baseline], **known}
+    points = {f"x = {x:g}": x for x in POINTS}
+    grouped = in_groups(
+        dict.fromkeys(points, change_all(ordered, device="emulated")),
+        lambda group, label: points[group] in QUICK_POINTS and label in experiment.variants,
+    )
+    return replace(
+        experiment,
+        **grouped,
+        tasks={name: {"x": points[group]} for name, group in grouped["groups"].items()},
+        baseline=f"{next(iter(points))}: {experiment.baseline}",
+        published={
+            f"{group}: {label}": figure
+            for group in points
+            for label, figure in experiment.published.items()
+            if f"{group}: {label}" in grouped["variants"]
+        },
+    )
 
 
 def over_device_speeds(experiment: Experiment, cache: str | None = None) -> Experiment:

@@ -28,7 +28,7 @@ from labkit.runs.calibration import device_of, is_calibrated
 from labkit.runs.experiment import Experiment
 from labkit.runs.runner import run
 from labkit.runs.store import StoredRun
-from labkit.settings import MODES, Settings
+from labkit.settings import Settings
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -115,7 +115,7 @@ def tune(
         Cancelled: `cancel` was set; what was measured stays in its run folder.
     """
     given = settings or Settings()
-    complete = complete_here(given, MODES["quick"])
+    complete = complete_here(given)
     if is_calibrated(complete):  # first: that may take a minute, and is no part of the budget
         device_of(complete, results, cancel=cancel, progress=progress is True)
     default = replace(given, **_knobs(complete))

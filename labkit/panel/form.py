@@ -115,7 +115,7 @@ class Form:
         request = self.request()
         whole = request.whole()
         mode = MODES[request.mode]
-        found = {**vars(complete_here(Settings(**_shared(whole)), mode)), "blocks": mode.blocks}
+        found = {**vars(complete_here(Settings(**_shared(whole)))), "blocks": mode.blocks}
         found["baseline"] = whole.baseline
         for name, control in self._controls.items():
             is_auto = _value(control) is None and found[name] is not None

@@ -79,6 +79,8 @@ def kinds(summary: Summary) -> dict[str, Callable[[Summary], Figure]]:
         return {"roofline": roofline}
     caches = {settings.get("cache") for settings in summary.info["variants"].values()}
     found: dict[str, Callable[[Summary], Figure]] = {"times": times}
+    if len(summary.at_speeds) > 1:
+        found = {"speeds": speeds, **found}
     if {"cold", "warm"} <= caches:
         found["epochs"] = epochs
     if find_series(summary):
@@ -335,6 +337,64 @@ def epochs(summary: Summary) -> Figure:
         handles = legend_of(rows, looks, "one epoch of one trial")
         frame(figure, *around(summary), height_in(rows) + AXIS_IN + 0.4, handles, shown=shown)
     return figure
+
+
+# --- speeds of the device -------------------------------------------------------------------
+
+PUBLISHED_LINE: dict[str, Any] = {"linewidth": 1.2, "linestyle": (0, (1, 2)), "zorder": 1.8}
+SPEEDS_IN = 3.9
+
+
+def speeds(summary: Summary) -> Figure:
+    """Draw normalized time over the speed of the device, a line per variant.
+
+    Returns:
+        A figure that shows itself in a notebook; its label holds every number.
+    """
+    compared = summary.at_speeds
+    shown = [SHOWN]
+    for one in compared.values():
+        shown += describe_rows([_times_row(one, row) for row in one.rows])
+    with page() as figure:
+        handles = _draw_speeds(figure.add_subplot(), compared)
+        title = around(summary)
+        frame(figure, *title, SPEEDS_IN, handles, shown=shown, columns=3)
+    return figure
+
+
+def _draw_speeds(axes: Axes, compared: Mapping[float, Summary]) -> list[Artist]:
+    axes.set_xlabel("speed of the GPU ÷ the baseline's loading rate (x)")
+    axes.set_ylabel("epoch time ÷ the baseline's")
+    places = {x: place for place, x in enumerate(compared)}  # each is twice the last
+    axes.set_xticks(list(places.values()), [f"{x:g}" for x in places])
+    axes.set_xlim(-0.5, len(places) - 0.5)
+    axes.grid(axis="y")
+    axes.axhline(1, **LINE_OF_NO_CHANGE)
+    points: dict[str, list[tuple[float, Row]]] = {}
+    for x, summary in compared.items():
+        for row in summary.rows:
+            if row.normalized_time is not None and not summary.is_baseline(row):
+                points.setdefault(row.name, []).append((x, row))
+    every = [row for found in points.values() for _, row in found]
+    highest = max([1.0, *(row.normalized_time for row in every)])
+    axes.set_ylim(0, 1.2 * highest)  # a very long interval is cut off
+    handles: list[Artist] = []
+    for i, (name, found) in enumerate(points.items()):
+        marker, dashes, color = SERIES_LOOKS[i % len(SERIES_LOOKS)]
+        # Beside each other, or equal points would hide one another.
+        shift = GROUP / 2 / len(points) * (i - (len(points) - 1) / 2)
+        at = [places[x] + shift for x, _ in found]
+        times = [row.normalized_time for _, row in found]
+        look: dict[str, Any] = {"color": color, "linewidth": 1.4, "markersize": 6, "marker": marker}
+        published = next((row.published for _, row in found if row.published is not None), None)
+        label = name if published is None else f"{name} (published: {units.normalized(published)})"
+        handles += axes.plot(at, times, linestyle=dashes, label=wrap(label, 34), **look)
+        for place, (_, row) in zip(at, found):
+            if row.ci_low is not None:
+                axes.vlines(place, row.ci_low, row.ci_high, color=color)
+        if published is not None:
+            axes.axhline(published, color=color, **PUBLISHED_LINE)
+    return handles
 
 
 # --- dial -----------------------------------------------------------------------------------

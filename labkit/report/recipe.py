@@ -112,8 +112,11 @@ def recipe(run: StoredRun, variant: str | None = None) -> str:
 
 
 def _compared(run: StoredRun) -> Summary:
-    """Return the rows that have one baseline: of a roofline, those of the fastest device."""
+    """Return the rows that have one baseline: of several speeds, those of the fastest device."""
     summary = run.summary
+    for compared in reversed(summary.at_speeds.values()):
+        if compared.rows[0].normalized_time is not None:
+            return compared
     if summary.kind == "roofline":
         by_speed = summary.groups()
         by_speed.pop(ALONE, None)

@@ -172,20 +172,17 @@ def overview(runs: Sequence[StoredRun]) -> dict[str, Any]:
                 untested.setdefault(readable_reason(row.reason) or row.status, {})[
                     row.name, number
                 ] = None
-        if (
-            summary.has_groups
-            or summary.protocol != CORRECTED
-            or summary.rows[0].normalized_time is None
-        ):
-            continue
-        if row := winner(summary):
-            best.append({"row": row, "run": number, "time": words.normalized(row)})
-        for row in summary.rows:
-            if row.verdict in ("slower", "no practical difference"):
-                no_saving.setdefault(row.verdict, []).append((row.variant, number))
-            elif row.verdict == "inconclusive":
-                undetected.append((row.variant, number))
-    saving = f"Of {len(runs)} runs, {len(best)} {'shows' if len(best) == 1 else 'show'} a saving."
+        compared = [one for one in summary.comparisons if one.rows[0].normalized_time is not None]
+        for one in compared if summary.protocol == CORRECTED else ():
+            if row := winner(one):
+                best.append({"row": row, "run": number, "time": words.normalized(row)})
+            for row in one.rows:
+                if row.verdict in ("slower", "no practical difference"):
+                    no_saving.setdefault(row.verdict, []).append((row.variant, number))
+                elif row.verdict == "inconclusive":
+                    undetected.append((row.variant, number))
+    n = len({one["run"] for one in best})
+    saving = f"Of {len(runs)} runs, {n} {'shows' if n == 1 else 'show'} a saving."
     return {
         "answer": words.answer([run.summary for run in runs]) or saving,
         "chart": charts.overview([run.summary for run in runs]),

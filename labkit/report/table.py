@@ -142,10 +142,12 @@ def _cells(summary: Summary, row: Row) -> dict[str, str]:
     time = {column: units.seconds(row.time_s), **_beside_a_sample(summary, row)}
     if summary.kind == "roofline":
         time = {"steady speed": units.rate(steady_rate(row))}
-    if summary.has_groups:
-        return {"group": row.group, "variant": row.name, **time, **measured, **verdict}
     published = {"published": words.published(summary, row)}
-    return {"variant": row.variant, **time, **measured, **published, **verdict}
+    if not summary.has_groups:
+        return {"variant": row.variant, **time, **measured, **published, **verdict}
+    if not any(other.published for other in summary.rows):
+        published = {}
+    return {"group": row.group, "variant": row.name, **time, **measured, **published, **verdict}
 
 
 def _beside_a_sample(summary: Summary, row: Row) -> dict[str, str]:

@@ -47,7 +47,9 @@ def conditions(summary: Summary) -> str:
     """Return in one line how a run was measured: mode, blocks, noise, labels, source."""
     noise = noise_floor(summary) if summary.has_groups else ""
     source = f"source: {summary.info['source']}" if summary.info.get("source") else ""
-    parts = [*how_measured(summary), noise, *plain_labels(summary), source]
+    kind = (summary.info.get("data") or {}).get("kind")
+    data = f"data: {kind}" if kind else ""
+    parts = [*how_measured(summary), noise, *plain_labels(summary), data, source]
     return " · ".join(filter(None, parts))
 
 
@@ -132,8 +134,15 @@ def result(summary: Summary) -> list[str]:
         counts = Counter(fastest).most_common()
         found = ", ".join(f"{name} in {n}" for name, n in counts)
         return [f"Fastest, of {len(fastest)} groups: {found}"] if counts else []
+    if summary.has_groups:
+        of_speeds = [
+            f"x = {x:g}: {line}"
+            for x, compared in summary.at_speeds.items()
+            for line in result(compared)[:1]
+        ]
+        return [*several_gpus(summary), *of_speeds]
     base = summary.rows[0]
-    if summary.has_groups or base.normalized_time is None:
+    if base.normalized_time is None:
         return several_gpus(summary)
     if summary.protocol != CORRECTED:
         again = [row for row in summary.rows if row.variant == f"{base.variant}, again"]
@@ -144,13 +153,13 @@ def result(summary: Summary) -> list[str]:
     if best is None:
         found = "; ".join(
             [
-                f"No variant is measurably faster than {base.variant}",
+                f"No variant is measurably faster than {base.name}",
                 *(f"{name}: {why}" for name, why in passed_over(summary).items()),
             ]
         )
     else:
         verdict = best.verdict or f"no verdict in {summary.mode} mode"
-        found = f"{best.variant}: {normalized(best)} of the time of {base.variant}, {verdict}"
+        found = f"{best.name}: {normalized(best)} of the time of {base.name}, {verdict}"
     return [found, *bound(summary)]
 
 
@@ -272,10 +281,11 @@ def beside_the_documents(summaries: Sequence[Summary]) -> list[tuple[Summary, Ro
     Runs as in the document are left out: the order of their variants may explain what they show.
     """
     return [
-        (summary, row)
+        (compared, row)
         for summary in summaries
-        if summary.protocol == CORRECTED and not summary.has_groups
-        for row in summary.rows
+        if summary.protocol == CORRECTED
+        for compared in summary.comparisons
+        for row in compared.rows
         if row.published is not None and not summary.is_baseline(row)
     ]
 

@@ -42,7 +42,7 @@ from labkit.runs.packs import fingerprint
 from labkit.runs.process import Launcher, TrialFailed
 from labkit.runs.store import explain_unwritable, fits
 from labkit.runs.timing import open_trial, time_epoch, warm_up
-from labkit.settings import MODES, Mode, Settings
+from labkit.settings import INPUT_PX, Mode, Settings
 from labkit.steady_rate import SteadyRate, fewest_batches, steady_rate
 
 CALIBRATION_S = 1.2  # long enough to choose how many images an epoch has
@@ -363,7 +363,7 @@ class CalibratedDevice:
 
 def calibrate(
     data: str = Settings.data,
-    input_px: int = MODES["quick"].input_px,
+    input_px: int = INPUT_PX,
     *,
     results: Path | str = "results",
     progress: bool = True,
@@ -375,7 +375,7 @@ def calibrate(
 
     Args:
         data: a folder of images or its URL, as in `Settings`.
-        input_px: side of the model input; quick mode takes 256, full mode 512.
+        input_px: side of the model input; the documents' is 512.
         results: folder that holds the results; takes calibration.json.
         progress: show a bar.
 
@@ -485,7 +485,7 @@ def _reference_rates(
         stored=as_it_is.stored,
         input_px=settings.input_px,
     )
-    reference = complete_here(reference, MODES["quick"])
+    reference = complete_here(reference)
     which = {"start": 0, "stop": REFERENCE_IMAGES, "decoders": [reference.decoder]}
     bad, _ = ask("find_bad_images", settings=reference, **which)
     excluded = [index for index, _ in bad]

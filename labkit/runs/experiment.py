@@ -59,6 +59,9 @@ class Experiment:
     """Sentences about the machine that belong to every run, such as what stands in for what."""
     as_published: Mapping[str, Settings] = field(default_factory=dict)
     """Label -> settings in the document's own order; empty: it is not run that way."""
+    at_points: bool = False
+    """Whether it is measured at several speeds of the simulated GPU: what its variants save
+    depends on that."""
     main_road: bool = False
     """Whether `labkit run` runs it by default."""
     knobs: tuple[str, ...] = ("num_workers", "batch_size", "input_px", "device")
@@ -90,7 +93,7 @@ class Experiment:
             object.__setattr__(self, "baseline", next(iter(self.variants)))
         pick(dict(self.variants), self.baseline, "baseline")
         for label in self.published:
-            pick(dict(self.variants), label, "published label")
+            pick({**self.variants, **self.in_full}, label, "published label")
         pick(dict.fromkeys(PROTOCOLS), self.protocol, "protocol")
 
     def grouped(self, labels: Iterable[str]) -> dict[str, dict]:

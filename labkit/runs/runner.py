@@ -29,6 +29,7 @@ from labkit.analysis.forecast import Forecast
 from labkit.analysis.validity import cores_of, disturbed_blocks
 from labkit.contracts import Cancelled, Skip, Trial, utc_now
 from labkit.machine import gpu, hardware
+from labkit.parts.packing.manifest import read_manifest
 from labkit.parts.packing.remote import local_folder
 from labkit.photos.make import make_photos
 from labkit.resolve import (
@@ -157,10 +158,10 @@ def check(
     blocks = check_blocks(chosen, blocks)
     if experiment.otherwise is not None:
         baseline = experiment.variants[experiment.baseline]
-        if reason := why_not_throttled(complete_here(baseline, chosen)):
+        if reason := why_not_throttled(complete_here(baseline)):
             experiment = experiment.otherwise(experiment, reason)
     wanted = {**experiment.variants, **(experiment.in_full if chosen.judged else {})}
-    variants = {label: complete_here(settings, chosen) for label, settings in wanted.items()}
+    variants = {label: complete_here(settings) for label, settings in wanted.items()}
     parts, skipped = {}, {}
     for label, settings in variants.items():
         try:
@@ -233,11 +234,11 @@ def check_resumable(run: StoredRun) -> None:
             "fitted to the run; start a new run"
         )
     variants = {label: read_settings(values) for label, values in info["variants"].items()}
-    mode = pick(MODES, info["mode"], "mode")
+    pick(MODES, info["mode"], "mode")
     pick(KINDS, info.get("kind", EPOCHS), "kind")
     for settings in variants.values():
         with suppress(Skip):  # its row says why
-            resolve(complete_here(settings, mode))
+            resolve(complete_here(settings))
     data = _describe_data(variants[info["baseline"]])
     if any(info["data"].get(name, value) != value for name, value in data.items()):
         raise ValueError(
@@ -265,6 +266,7 @@ def _describe_data(settings: Settings) -> dict[str, Any]:
         "images": len(reader),
         "bytes": int(reader.image_bytes.sum()),
         "boxes": reader.boxes,
+        "kind": read_manifest(reader.root).get("kind", "the user's own images"),
         "manifest_hash": reader.manifest_hash,
     }
 

@@ -20,7 +20,7 @@ from labkit.parts.storage import STORAGES, distance, slow_disk
 from labkit.resolve import resolve
 from labkit.runs import runner
 from labkit.runs.experiment import Experiment
-from labkit.settings import AS_PUBLISHED, MODES, Settings, complete
+from labkit.settings import AS_PUBLISHED, Settings, complete
 
 ALL = {name: build(Settings()) for name, build in CATALOG.items()}
 PUBLISHED_TOO = [name for name, chosen in ALL.items() if chosen.as_published]
@@ -74,7 +74,7 @@ def test_every_experiment_can_be_built_here(photos, name, protocol):
     chosen = experiment(name, protocol=protocol, data=str(photos), device="emulated")
     assert next(iter(chosen.variants)) == chosen.baseline
     for settings in everything(chosen).values():
-        whole = complete(settings, MODES["quick"], cores=2, has_cuda=False, can_fork=True)
+        whole = complete(settings, cores=2, has_cuda=False, can_fork=True)
         try:
             resolve(whole)
         except Skip:
@@ -91,8 +91,7 @@ def test_no_variant_is_repeated_and_all_batch_sizes_divide_an_epoch(monkeypatch,
             variants = everything(chosen) if mode == "full" else chosen.variants
             assert len(variants) == len(set(variants.values())) > 1, name
             whole = [
-                complete(s, MODES[mode], cores=cores, has_cuda=False, can_fork=True)
-                for s in variants.values()
+                complete(s, cores=cores, has_cuda=False, can_fork=True) for s in variants.values()
             ]
             assert math.lcm(*(settings.batch_size for settings in whole)) <= PHOTOS, name
 

@@ -17,10 +17,10 @@ from labkit.pipeline import Pipeline
 from labkit.resolve import resolve
 from labkit.runs import timing
 from labkit.runs.timing import search
-from labkit.settings import MODES, complete
+from labkit.settings import complete
 
 GIB = 1 << 30
-BASE = complete(lab.Settings(device="cuda"), MODES["full"], cores=4, has_cuda=True, can_fork=True)
+BASE = complete(lab.Settings(device="cuda"), cores=4, has_cuda=True, can_fork=True)
 
 
 def memory_for(largest):

@@ -11,9 +11,9 @@ from labkit.analysis.summary import Row
 from labkit.contracts import Cancelled
 from labkit.experiments import tuning
 from labkit.experiments.tuning import DEFAULT, Tuned, choose
-from labkit.settings import MODES, complete
+from labkit.settings import complete
 
-BASE = complete(lab.Settings(), MODES["quick"], cores=4, has_cuda=False, can_fork=True)
+BASE = complete(lab.Settings(), cores=4, has_cuda=False, can_fork=True)
 
 
 def measured(**numbers):
