@@ -127,6 +127,47 @@ def fake_grouped_run(times=OPERATION_TIMES, *, second=1.0, busy=(), blocks=3, no
     return Run(folder=Path("/home/ada/results/operations/grouped"), info=info, trials=trials)
 
 
+SAVED_AT = {
+    1.0: {"original": 1.0, "prefetch_generator": 0.89, "both": 1.0},
+    2.0: {"original": 1.0, "prefetch_generator": 1.0, "both": 1.0},
+}
+
+
+def fake_run_at_speeds(saved_at=SAVED_AT, *, blocks=10, mode="full", published=None, **more):
+    """A run of the experiment prefetching at several speeds of the device.
+
+    Args:
+        saved_at: x -> variant -> true normalized time.
+        blocks: repetitions.
+        mode: of the run.
+        published: variant -> the document's figure.
+        more: of `fake_info`.
+    """
+    rng, groups = random.Random(1), {f"x = {x:g}": times for x, times in saved_at.items()}
+
+    def make(group, name, block, role):
+        time_s = 2.0 * groups[group][name] * rng.lognormvariate(0, 0.005)
+        speed = f"emulated({80 * float(group[4:]):.3g} images/s)"
+        labels = {**LABELS, "storage": "real", "cache": "cold", "accelerator": speed}
+        return fake_trial(name, block, role, time_s, labels=labels)
+
+    told, trials = fake_groups(groups, make, blocks=blocks)
+    labels = told["groups"]
+    told |= {
+        "experiment": "prefetching", "mode": mode, "provenance": {"machine_id": HERE},
+        "tasks": {label: {"x": float(group[4:])} for label, group in labels.items()},
+        "published": {
+            f"{group}: {name}": time for group in groups for name, time in (published or {}).items()
+        },
+        "calibration": {"images": 80, "load_images_per_s": 80.0, "device_images_per_s": 160.0},
+    }  # fmt: skip
+    info = fake_info([*labels], **{**told, **more})
+    info["variants"] = {
+        label: {"device": "emulated", "num_workers": 2, "cache": "cold"} for label in labels
+    }
+    return Run(folder=Path("/home/ada/results/prefetching"), info=info, trials=trials)
+
+
 def cancelled_after_a_row():
     """Return what `lab.run` takes to be cancelled after its first row."""
     cancel = threading.Event()

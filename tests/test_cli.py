@@ -111,7 +111,7 @@ def test_every_other_command_shows_or_writes_the_run(finished, tmp_path, capsys)
     listed = say("list")
     table, _, runs = listed.partition("runs in ")
     assert max(map(len, table.splitlines())) <= 100
-    assert re.search(r"^prefetching +≥ \d+ s +– +Does fetching", table, re.MULTILINE)
+    assert re.search(r"^prefetching +≥ .*\d+ s +– +Does fetching", table, re.MULTILINE)
     assert re.search(
         r"^preprocessing +(\d+ min )?\d+ s +(\w+ 0\.\d+|no variant meas)", table, re.MULTILINE
     )

@@ -4,7 +4,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from labkit.settings import MODES, Settings, complete, field_kinds, read_settings, vary
+from labkit.settings import BATCH_SIZE, Settings, complete, field_kinds, read_settings, vary
 
 
 def test_vary_changes_one_setting_and_keeps_the_rest():
@@ -21,23 +21,22 @@ def test_vary_refuses_two_settings_and_repeated_values():
         vary(Settings(), batch_size=[4, 4])
 
 
-@pytest.mark.parametrize("mode", MODES.values(), ids=lambda mode: mode.name)
-def test_a_mode_fills_only_what_is_unset(mode):
+def test_only_what_is_unset_is_filled_in():
     machine = {"cores": 8, "has_cuda": False, "can_fork": True}
     own = Settings(input_px=96, num_workers=0, device="cpu")
-    filled = complete(own, mode, **machine)
+    filled = complete(own, **machine)
     assert (filled.input_px, filled.num_workers, filled.device) == (96, 0, "cpu")
-    assert filled.batch_size == mode.batch_size
+    assert filled.batch_size == BATCH_SIZE
     unset = {name for name, (_, _, may) in field_kinds().items() if may}
     unset -= {"images", "cached", "device_speed"}
-    assert all(getattr(complete(Settings(), mode, **machine), name) is not None for name in unset)
+    assert all(getattr(complete(Settings(), **machine), name) is not None for name in unset)
 
 
 @pytest.mark.parametrize(
     ("has_cuda", "device", "step"), [(True, "cuda", "detector"), (False, "emulated", "timed")]
 )
 def test_an_unset_device_is_cuda_where_it_works_and_else_emulated(has_cuda, device, step):
-    filled = complete(Settings(), MODES["quick"], cores=2, has_cuda=has_cuda, can_fork=True)
+    filled = complete(Settings(), cores=2, has_cuda=has_cuda, can_fork=True)
     assert (filled.device, filled.step) == (device, step)
 
 

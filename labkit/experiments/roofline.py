@@ -59,11 +59,12 @@ def at_operating_points(experiment: Experiment) -> Experiment:
         **grouped,
         tasks={name: {"x": points[group]} for name, group in grouped["groups"].items()},
         baseline=f"{next(iter(points))}: {experiment.baseline}",
+        at_points=False,
         published={
             f"{group}: {label}": figure
             for group in points
             for label, figure in experiment.published.items()
-            if f"{group}: {label}" in grouped["variants"]
+            if f"{group}: {label}" in grouped["groups"]
         },
     )
 

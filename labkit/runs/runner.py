@@ -156,6 +156,9 @@ def check(
     chosen = pick(MODES, mode, "mode")
     request = {**(experiment.request or {}), "mode": mode, "blocks": blocks}
     blocks = check_blocks(chosen, blocks)
+    folder = experiment.variants[experiment.baseline].data
+    if folder == Settings.data and not Path(folder).exists():  # nobody named any
+        make_photos(folder)
     if experiment.otherwise is not None:
         baseline = experiment.variants[experiment.baseline]
         if reason := why_not_throttled(complete_here(baseline)):
@@ -173,9 +176,6 @@ def check(
         raise BaselineSkipped(NO_BASELINE.format(experiment.baseline, skipped[experiment.baseline]))
     own_parts()  # refuses those that no other process can be sent
     _check_equal_work(variants)
-    folder = variants[experiment.baseline].data
-    if folder == Settings.data and not Path(folder).exists():  # nobody named any
-        make_photos(folder)
     local_folder(folder, cancel=cancel)
     data = _describe_data(variants[experiment.baseline])
     _check_together(parts, data["images"])

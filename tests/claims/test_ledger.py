@@ -13,6 +13,7 @@ from fake_runs import (
     OPERATION_TIMES,
     fake_grouped_run,
     fake_roofline,
+    fake_run_at_speeds,
     make_run,
     save_run,
 )
@@ -22,6 +23,7 @@ import labkit as lab
 from labkit.claims import ledger
 from labkit.claims.ledger import CLAIMS, JUDGES, answers
 from labkit.cli import main
+from labkit.experiments.request import Request
 from labkit.machine import gpu, hardware
 
 VERDICTS = {"faster", "slower", "no practical difference"}
@@ -63,7 +65,7 @@ def test_contrasts_name_variants_of_the_catalog_and_figures_that_were_published(
     for c in claim.contrasts:
         assert bool(c.made_by) == (c.experiment not in lab.CATALOG)
         if not c.made_by:
-            experiment = lab.experiment(c.experiment)
+            experiment = Request(experiment=c.experiment).whole()
             known = {*experiment.variants, *experiment.in_full, ""}
             known |= {label.rpartition(": ")[2] for label in experiment.groups}
             known |= {"nvme"}  # which this machine may not have
@@ -82,6 +84,16 @@ def test_contrasts_name_variants_of_the_catalog_and_figures_that_were_published(
 
 
 # --- against the baseline -----------------------------------------------------------------
+
+
+def test_a_claim_says_at_which_speeds_of_the_gpu_it_holds(tmp_path):
+    save_run(tmp_path, fake_run_at_speeds(published={"prefetch_generator": 0.894}))
+    found = record(tmp_path, 19)
+    assert found["answer"].startswith("holds at x = 1 of 1, 2; prefetch_generator at x = 1: as pub")
+    assert "prefetch_generator at x = 2: no saving here" in found["answer"]
+    assert found["group"] == "confirmed in part"
+    mine = [one for one in found["contrasts"] if one["experiment"] == "prefetching"]
+    assert [(one["x"], round(one["ratio"], 2)) for one in mine] == [(1.0, 0.89), (2.0, 1.0)]
 
 
 def test_a_roofline_tells_what_a_published_time_takes(tmp_path):

@@ -82,13 +82,13 @@ def test_what_was_not_asked_for_is_not_printed():
 def test_a_changed_experiment_is_the_users_own():
     changed = replace(lab.experiment("prefetching"), question="Mine?")
     assert changed.request is None
-    own = Request(experiment=changed, settings={"num_workers": 1}, baseline="both")
+    own = Request(experiment=changed, settings={"num_workers": 1}, baseline="x = 1: both")
     assert {settings.num_workers for settings in own.build().variants.values()} == {1}
     stored = Request.read({"request": own.to_dict()})
     for asked in (own, stored):
         assert asked.command_line() == ""
         assert "with num_workers=1 for all variants" in asked.python_code()
-        assert "lab.choose(experiment, baseline='both')" in asked.python_code()
+        assert "lab.choose(experiment, baseline='x = 1: both')" in asked.python_code()
 
 
 def test_a_run_of_schema_1_is_printed_by_name_and_mode():

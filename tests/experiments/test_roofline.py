@@ -1,13 +1,53 @@
 """An experiment's variants at several speeds of the device, as an experiment of its own."""
 
+import re
 from dataclasses import replace
+
+import pytest
+from fake_runs import fake_run_at_speeds
 
 import labkit as lab
 from labkit.experiments.request import Request
+from labkit.machine import gpu
+from labkit.machine.gpu import CudaState
+from labkit.report import words
 
 
 def roofline(name, **more):
     return Request(experiment=name, roofline=True, **more).build()
+
+
+def test_what_depends_on_the_gpu_is_measured_at_several_speeds(monkeypatch):
+    monkeypatch.setattr(gpu, "cuda", lambda: CudaState(works=False, reason="no NVIDIA driver"))
+    built = lab.experiment("prefetching")
+    whole = Request(experiment="prefetching").whole()
+    assert built.baseline == "x = 1: original"
+    assert list(dict.fromkeys(built.groups.values())) == ["x = 1", "x = 2", "x = 0.5", "x = 4"]
+    assert {built.groups[label] for label in built.variants} == {"x = 1", "x = 2"}
+    for group in set(built.groups.values()):
+        labels = [label for label, its in built.groups.items() if its == group]
+        assert labels == [f"{group}: {name}" for name in whole.variants]
+        assert {built.tasks[label]["x"] for label in labels} == {float(group[4:])}
+    assert built.published["x = 4: both"] == whole.published["both"]
+
+
+@pytest.mark.parametrize(
+    "settings", [{"device": "cpu"}, {"device": "cuda"}, {"device_speed": 90.0},
+                 {"profile": "resnet50_a100"}], ids=str,
+)  # fmt: skip
+def test_a_gpu_whose_speed_is_known_is_measured_at_that_speed(settings):
+    assert not lab.experiment("prefetching", **settings).groups
+
+
+def test_a_run_at_several_speeds_has_a_result_for_each():
+    run = fake_run_at_speeds(published={"prefetch_generator": 0.894})
+    faster, same = words.result(run.summary)
+    said = r"x = 1: prefetch_generator: 0\.8\d\d \[.*\] of the time of original, .*"
+    assert re.fullmatch(said, faster)
+    assert same.startswith("x = 2: No variant is measurably faster than original")
+    assert run.charts[:2] == ("speeds", "times")
+    shown = run.chart().get_label()
+    assert "x = 1: prefetch_generator: 0.8" in shown and "published 0.894" in shown
 
 
 def test_every_variant_runs_at_every_speed_and_loads_alone():
@@ -28,7 +68,8 @@ def test_every_variant_runs_at_every_speed_and_loads_alone():
 
 
 def test_cold_and_warm_files_have_a_roofline_each():
-    whole = lab.experiment("storage").variants
+    whole = Request(experiment="storage").whole()
+    whole = {**whole.variants, **whole.in_full}
     cold, warm = (roofline("storage", settings={"cache": cache}) for cache in ("cold", "warm"))
     for built, same in ((cold, {}), (warm, {"baseline": "hdd, warm"})):
         other = roofline("storage", **same)

@@ -71,7 +71,7 @@ def test_the_help_says_what_auto_means_now(form):
     labelled(form.box, "mode").value = "full"
     labelled(form.box, "device").value = "cpu"
     form.refresh()
-    assert help_of(form, "input_px").startswith("auto: 512 · ")
+    assert help_of(form, "input_px").startswith("auto: 256 · ")  # the work is the same
     assert help_of(form, "blocks").startswith("auto: 10 · ")
     assert help_of(form, "step").startswith("auto: detector · ")
     assert help_of(form, "pin_memory").startswith("auto: no · ")
