@@ -2,11 +2,14 @@
 
     python -m benchmarks.repeat [--data FOLDER] [--times 8] [--experiment preprocessing …]
 
-Each experiment runs some times in quick mode, the experiments in turn.  A run's 95 % intervals
-promise how far its figures may be from those of other runs.  The promise is kept if
+Each experiment runs some times in quick mode, the experiments in turn, and once in full mode with
+the same variants.  A run's 95 % intervals promise how far its figures may be from those of other
+runs, and a mode must not change what is measured.  The promise is kept if
 
     the interval of one run holds the mean of all others, in at least 85 % of (variant, run) pairs
     the spread between runs is at most 1.5 times what the intervals stand for
+    the mean of the quick runs is within 5 % of the full run's, for 80 % of the variants
+    no variant is faster in one mode and slower in the other, with intervals that exclude 1
 
 Source: EVIDENCE 2, "A device that stays put".
 """
@@ -16,20 +19,23 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev, variance
 
 import labkit as lab
 from benchmarks import frame
 from labkit import units
+from labkit.analysis.statistics import paired_interval
 from labkit.analysis.summary import Row
 from labkit.files import bar
 
-EXPERIMENTS = ("preprocessing", "prefetching", "storage")
+EXPERIMENTS = ("preprocessing", "combined", "storage", "prefetching")
 IMAGES = 1000
 LEAST_HELD = 0.85
 MOST_SPREAD = 1.5
+FULL_BLOCKS = 6  # the least that verdicts take
+MOST_APART, LEAST_CLOSE = 0.05, 0.80
 
 
 @dataclass(frozen=True)
@@ -38,6 +44,19 @@ class Repeated:
 
     name: str
     rows: tuple[Row, ...]
+    full: Row
+    """In full mode."""
+
+    def apart(self) -> float:
+        """Return the logarithm of the quick runs' mean over the full run's time."""
+        return fmean(self._logs()) - math.log(self.full.normalized_time)
+
+    def is_reversed(self) -> bool:
+        """Return whether both modes exclude 1, on different sides."""
+        logs = self._logs()
+        quick_low, quick_high = map(math.exp, paired_interval(logs))
+        low, high = self.full.ci_low, self.full.ci_high
+        return quick_high < 1 < low or high < 1 < quick_low
 
     def held(self) -> list[bool]:
         """Return for each run whether its interval holds the mean of the others."""
@@ -64,6 +83,7 @@ class Repeated:
             units.percent(stdev(logs)),
             units.percent(math.sqrt(self.promised())),
             f"{sum(self.held())} of {len(self.rows)}",
+            f"{units.normalized(self.full.normalized_time)}, {self.apart():+.1%}",
         )
 
     def _logs(self) -> list[float]:
@@ -76,6 +96,8 @@ def judge(variants: Sequence[Repeated]) -> list[tuple[bool, str]]:
     between = fmean(variant.between() for variant in variants)
     promised = fmean(variant.promised() for variant in variants)
     share, spread = fmean(held), math.sqrt(between / promised)
+    close = fmean(abs(variant.apart()) <= MOST_APART for variant in variants)
+    turned = [variant.name for variant in variants if variant.is_reversed()]
     return [
         (
             share >= LEAST_HELD,
@@ -86,6 +108,15 @@ def judge(variants: Sequence[Repeated]) -> list[tuple[bool, str]]:
             spread <= MOST_SPREAD,
             f"the spread between runs is {spread:.2f} times what the intervals promise, "
             f"at most {MOST_SPREAD}",
+        ),
+        (
+            close >= LEAST_CLOSE,
+            f"{close:.0%} of the variants have a quick mean within {MOST_APART:.0%} of the full "
+            f"run's, at least {LEAST_CLOSE:.0%}",
+        ),
+        (
+            not turned,
+            f"faster in one mode and slower in the other: {', '.join(turned) or 'none'}",
         ),
     ]
 
@@ -103,14 +134,25 @@ def repeat(
     return runs
 
 
-def repeated(name: str, runs: Sequence[lab.Run]) -> list[Repeated]:
+def in_full(name: str, data: Path, results: Path) -> lab.Run:
+    """Run the variants of quick mode in full mode."""
+    experiment = lab.experiment(name, data=str(data), device="emulated")
+    same = replace(experiment, in_full={})
+    return lab.run(same, "full", results=results, blocks=FULL_BLOCKS, progress=False)
+
+
+def repeated(name: str, runs: Sequence[lab.Run], full: lab.Run) -> list[Repeated]:
     """Return the variants, without the baseline, with the rows that have an interval."""
+    known = {row.variant: row for row in full.summary.rows}
     found: dict[str, list[Row]] = {}
     for run in runs:
         for row in run.summary.rows:
             if row.ci_low is not None:
                 found.setdefault(row.variant, []).append(row)
-    return [Repeated(f"{name}: {variant}", tuple(rows)) for variant, rows in found.items()]
+    return [
+        Repeated(f"{name}: {variant}", tuple(rows), known[variant])
+        for variant, rows in found.items()
+    ]
 
 
 def main() -> int:
@@ -123,9 +165,10 @@ def main() -> int:
     report = frame.Report("The same answer twice", options)
     with frame.photographs(options.data, IMAGES) as (data, scratch):
         runs = repeat(options.experiment, options.times, data, scratch / "results")
-    found = [variant for name in runs for variant in repeated(name, runs[name])]
+        full = {name: in_full(name, data, scratch / "results") for name in runs}
+    found = [one for name in runs for one in repeated(name, runs[name], full[name])]
     variants = [variant for variant in found if len(variant.rows) == options.times]
-    header = ("", "normalized times of the runs", "between runs", "promised", "held")
+    header = ("", "normalized times of the runs", "between runs", "promised", "held", "in full")
     report.table(header, [variant.cells() for variant in variants])
     for variant in found:
         if variant not in variants:
@@ -137,7 +180,9 @@ def main() -> int:
     for met, text in judge(variants):
         report.limit(met, text)
     measured = {
-        variant.name: [[row.normalized_time, row.ci_low, row.ci_high] for row in variant.rows]
+        variant.name: [
+            [row.normalized_time, row.ci_low, row.ci_high] for row in (*variant.rows, variant.full)
+        ]
         for variant in variants
     }
     return report.finish(measured)

@@ -90,9 +90,23 @@ def test_runs_must_agree_as_their_intervals_promise(shift, held, spread):
                    s=0.01, blocks=3)  # fmt: skip
 
     times = [0.7, 0.701, 0.7, 0.702, 0.7 * shift, 0.7, 0.701 * shift, 0.7 * shift]
-    variant = repeat.Repeated("v", tuple(map(row, times)))
-    (holds, _), (spreads, _) = repeat.judge([variant])
+    variant = repeat.Repeated("v", tuple(map(row, times)), row(0.7))
+    (holds, _), (spreads, _), _, _ = repeat.judge([variant])
     assert (holds, spreads) == (held, spread)
+
+
+@pytest.mark.parametrize(
+    ("full", "is_close", "is_turned"),
+    [(0.72, True, False), (0.8, False, False), (1.1, False, True)],
+)
+def test_full_mode_must_measure_what_quick_mode_does(full, is_close, is_turned):
+    def row(x):
+        return Row(variant="v", status="ok", normalized_time=x, ci_low=x / 1.05, ci_high=x * 1.05,
+                   s=0.01, blocks=3)  # fmt: skip
+
+    variant = repeat.Repeated("v", (row(0.7), row(0.71), row(0.69)), row(full))
+    _, _, (close, _), (kept, _) = repeat.judge([variant])
+    assert (close, not kept) == (is_close, is_turned)
 
 
 ONE_TEST = """
