@@ -209,7 +209,9 @@ def emulate(site: Site) -> Iterator[Row]:
     torch.set_num_threads(1)  # as in trials
     repeated = REPEATED[:1] if site.is_small else REPEATED
     known = {
-        name: replace(lab.experiment(experiment).variants[name], data=site.data, epochs=1)
+        name: replace(
+            Request(experiment=experiment).whole().variants[name], data=site.data, epochs=1
+        )
         for name, experiment in LOADING.items()
     }
     size = SMALL if site.is_small else {"images": BATCH_SIZE}

@@ -20,7 +20,11 @@ NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
 IN_BROWSER = () if why_no_browser() else ("02_prefetching",)
 FEW = {"images": 24}
 # Four processes have a batch each; a steady rate takes three batches of every worker.
-SMALLER = {"13_distributed": {"batch_size": 2}, "14_roofline": {"batch_size": 4}}
+SMALLER = {
+    **dict.fromkeys(("02_prefetching", "03_storage", "05_opencv_vs_pil"), {"batch_size": 4}),
+    "13_distributed": {"batch_size": 2},
+    "14_roofline": {"batch_size": 4},
+}
 # Nothing is measured here: calibrate in no time, as all tests do, and run few and short trials.
 SHORT = """
 from dataclasses import replace

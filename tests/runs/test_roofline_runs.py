@@ -11,7 +11,7 @@ from labkit.experiments.request import Request
 from labkit.experiments.roofline import over_device_speeds
 from labkit.parts.devices import EmulatedDevice, Profile
 from labkit.runs import checks
-from labkit.runs.store import write_info
+from labkit.runs.store import TRIALS_FILE, write_info
 
 # Six batches: fewer have no steady rate.
 SMALL = {"images": 24, "batch_size": 4, "input_px": 64, "num_workers": 2}
@@ -110,9 +110,11 @@ def on_a_real_device(photos, tmp_path_factory):
         patch.setitem(lab.STEPS, "work", work)
         how = {"results": tmp_path_factory.mktemp("results"), **cancelled_after_a_row()}
         cut = lab.run(whole, blocks=1, **how)
-        # As if it had ended while the device was measured.
+        # As if it had ended while the device was measured: without a row, or a slower device.
         calibration = {**cut.info["calibration"], "device_images_per_s": None}
-        write_info(cut.folder, {**cut.info, "calibration": calibration})
+        variants = {name: {**its, "step_repeats": 1} for name, its in cut.info["variants"].items()}
+        write_info(cut.folder, {**cut.info, "calibration": calibration, "variants": variants})
+        (cut.folder / TRIALS_FILE).write_text("")
         yield lab.resume(cut.folder, progress=False)
 
 
