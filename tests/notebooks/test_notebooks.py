@@ -21,7 +21,7 @@ IN_BROWSER = () if why_no_browser() else ("02_prefetching",)
 FEW = {"images": 24}
 # Four processes have a batch each; a steady rate takes three batches of every worker.
 SMALLER = {
-    **dict.fromkeys(("02_prefetching", "03_storage", "05_opencv_vs_pil"), {"batch_size": 4}),
+    **{name: {"batch_size": 4} for name in ("02_prefetching", "03_storage", "05_opencv_vs_pil")},
     "13_distributed": {"batch_size": 2},
     "14_roofline": {"batch_size": 4},
 }
