@@ -9,8 +9,9 @@ from labkit.settings import complete
 
 # A real device that computes nothing: what is looked at is not how fast it is.
 SMALL = {
-    "device": "cpu", "step": "nothing", "preprocessor": "vectorized", "cache": "as found",
-    "input_px": 64, "batch_size": 4, "images": 8, "num_workers": 1, "epochs": 1,
+    "storage": "here", "device": "cpu", "step": "nothing", "preprocessor": "vectorized",
+    "cache": "as found", "input_px": 64, "batch_size": 4, "images": 8, "num_workers": 1,
+    "epochs": 1,
 }  # fmt: skip
 
 

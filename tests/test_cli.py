@@ -19,6 +19,7 @@ from tests.processes import PATIENCE_S
 
 ALL_IMAGES = ["--input-px", "64", "--batch-size", "4", "--num-workers", "0"]
 ALL_IMAGES += ["--device", "cpu", "--step", "nothing", "--epochs", "1"]  # ready at once
+ALL_IMAGES += ["--storage", "here"]
 SMALL = [*ALL_IMAGES, "--images", "8"]
 
 

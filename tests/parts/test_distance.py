@@ -121,7 +121,7 @@ def var(tmp_path, monkeypatch):
 
 
 def settings_for(data, **changes):
-    own = {"data": str(data), "storage": FAR, "start_method": "fork", **SMALL, **changes}
+    own = {"data": str(data), **SMALL, "storage": FAR, "start_method": "fork", **changes}
     return lab.Settings(**own)
 
 

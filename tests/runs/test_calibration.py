@@ -282,7 +282,7 @@ def test_a_broken_file_is_refused_before_anything_is_measured(
         (kept,) = json.loads((calibrated[1] / FILE).read_text())
         content = json.dumps([{**kept, **content}])
     (tmp_path / FILE).write_text(content)
-    experiment, how = lab.experiment("preprocessing", data=str(photos)), {"results": tmp_path}
+    experiment, how = lab.experiment("workers", data=str(photos)), {"results": tmp_path}
     for measures in (
         partial(lab.calibrate, str(photos), 64, **how), partial(lab.run, experiment, **how),
     ):  # fmt: skip

@@ -14,7 +14,7 @@ from labkit.runs import checks
 from labkit.runs.store import TRIALS_FILE, write_info
 
 # Six batches: fewer have no steady rate.
-SMALL = {"images": 24, "batch_size": 4, "input_px": 64, "num_workers": 2}
+SMALL = {"storage": "here", "images": 24, "batch_size": 4, "input_px": 64, "num_workers": 2}
 FEW = {"variants": ("original", "simplified"), "settings": SMALL}
 
 
