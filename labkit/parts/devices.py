@@ -239,10 +239,7 @@ class EmulatedDevice:
         self.compute_s += compute_s
         if self.on_run is not None:
             self.on_run(self._compute_free_s - compute_s, self._compute_free_s)
-        launch_s = compute_s * self._profile.launch_share
-        made_up_s = min(self._late_s, launch_s)
-        self._late_s -= made_up_s
-        self.clock.launch(launch_s - made_up_s)
+        self.clock.launch(compute_s * self._profile.launch_share)
 
     def synchronize(self) -> None:
         """Wait until the compute queue has run out."""

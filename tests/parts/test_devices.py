@@ -114,7 +114,7 @@ def test_a_host_that_was_held_up_does_slow_the_device():
     assert utilization_of_ten_steps(0.004) == pytest.approx(0.1 / (10 * 0.014 - 9 * 0.001))
 
 
-def test_launching_makes_up_for_a_host_that_goes_on_a_little_late():
+def test_a_host_that_goes_on_a_little_late_launches_in_full_while_the_device_computes():
     clock = LateClock(0.0005)
     how = {"compute_s_per_image": 0.01, "launch_share": 0.25}
     device = EmulatedDevice(replace(PROFILE, **how), clock)
@@ -122,7 +122,9 @@ def test_launching_makes_up_for_a_host_that_goes_on_a_little_late():
     device.synchronize()
     assert clock.now() == pytest.approx(0.0105)
     device.compute(1)
-    assert clock.now() == pytest.approx(0.01 + 0.0025)
+    assert clock.now() == pytest.approx(0.0105 + 0.0025)
+    device.synchronize()
+    assert clock.now() == pytest.approx(0.0205)
 
 
 @pytest.mark.needs_cuda
