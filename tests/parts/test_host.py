@@ -97,24 +97,30 @@ def test_a_thread_gets_little_done_beside_a_host_that_holds_the_gil():
     assert held_per_s < 0.7 * real_per_s  # which the test above would find
 
 
+def cpu_s_of(work):
+    begun_s = time.thread_time()
+    work()
+    return time.thread_time() - begun_s
+
+
 def test_spinning_takes_the_core_and_ends_within_some_ten_microseconds():
-    clock, late_s = SystemClock(), []
-    begun_s, cpu_s = time.perf_counter(), time.thread_time()
-    for number in range(50):
-        deadline_s = time.perf_counter() + 0.001 * (1 + number % 5)
-        clock.spin_until(deadline_s)
+    clock, late_s, spun_s, looped_s = SystemClock(), [], 0.0, 0.0
+    for number in range(100):
+        took_s = 0.001 * (1 + number % 5)
+        deadline_s = time.perf_counter() + took_s
+        spun_s += cpu_s_of(partial(clock.spin_until, deadline_s))
         late_s.append(time.perf_counter() - deadline_s)
+        # Beside other programs it gets less than all of the core, too.
+        looped_s += cpu_s_of(partial(hold_the_gil, time.perf_counter() + took_s))
     assert statistics.median(late_s) < 20e-6
-    assert time.thread_time() - cpu_s > 0.8 * (time.perf_counter() - begun_s)
+    assert spun_s > 0.8 * looped_s
 
 
 def test_launching_takes_as_long_as_asked_on_a_free_core():
-    clock, took_s = SystemClock(), []
+    clock = SystemClock()
     clock.launch(0.0)
-    for _ in range(20):
-        begun_s = time.perf_counter()
-        clock.launch(0.01)
-        took_s.append(time.perf_counter() - begun_s)
+    # The CPU time is that of a free core, whatever else runs.
+    took_s = [cpu_s_of(lambda: clock.launch(0.01)) for _ in range(20)]
     assert statistics.median(took_s) == pytest.approx(0.01, rel=0.15)
 
 
@@ -146,12 +152,6 @@ print(beside_s / alone_s)
 def test_launching_takes_longer_on_a_core_that_is_shared():
     told = subprocess.run([sys.executable, "-c", ON_A_CORE], capture_output=True, text=True)
     assert float(told.stdout) > 1.5, told.stderr
-
-
-def cpu_s_of(work):
-    begun_s = time.thread_time()
-    work()
-    return time.thread_time() - begun_s
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
