@@ -8,6 +8,7 @@
     diagnosis  trainings with a planted bottleneck
     roofline   training speed over the speed of the GPU, simulated and real
     emulator   real training at several speeds, beside simulated GPUs that are set to them
+    host       what launching, waiting and copying cost the host, and a step's part per batch
 
 A stage leaves a report, a log and its runs in a folder of this machine and GPU, and ends when its
 time is over: the same command then goes on with what is missing.  The exit status is 0 where all of
@@ -38,7 +39,7 @@ import torch
 from torch import nn
 
 import labkit as lab
-from benchmarks import frame
+from benchmarks import frame, gpu_host
 from labkit import units
 from labkit.contracts import Cancelled, Skip, SystemClock
 from labkit.experiments.request import Request
@@ -254,6 +255,23 @@ def emulate(site: Site) -> Iterator[Row]:
         )
 
 
+def measure_host(site: Site) -> Iterator[Row]:
+    """Measure what waiting and copying take of a core."""
+    profile = replace(PROFILES["calibrated"], compute_s_per_image=1.0)
+    device = DEVICES["emulated" if site.is_small else "cuda"](profile, SystemClock())
+    work = partial(device.run, 0.05) if site.is_small else gpu_host.multiply
+    yield from gpu_host.measure_waits(device, work)
+
+
+def measure_training(site: Site, trained: str) -> Iterator[Row]:
+    """Measure the steps of what trains, with batches of several sizes."""
+    on = {**SIMULATED, "input_px": SMALL["input_px"]} if site.is_small else {"device": site.device}
+    sizes = gpu_host.SIZES[:2] if site.is_small else gpu_host.SIZES
+    pipeline = gpu_host.open_training(trained, site.data, on, max(sizes))
+    judged = [size for size in sizes if size in {mode.batch_size for mode in MODES.values()}]
+    yield from gpu_host.measure_steps(pipeline, trained, sizes, judged)
+
+
 def copy_speeds(site: Site) -> tuple[Profile, bool]:
     """Measure copies to the device.
 
@@ -265,7 +283,7 @@ def copy_speeds(site: Site) -> tuple[Profile, bool]:
     device = DEVICES["emulated" if site.is_small else "cuda"](simulated, clock)
     pageable = {"image": torch.empty(COPIED_BYTES, dtype=torch.uint8)}
     pinned = dict(pageable) if site.is_small else {"image": pageable["image"].pin_memory()}
-    compute = partial(device.run, 0.05) if site.is_small else _multiply
+    compute = partial(device.run, 0.05) if site.is_small else gpu_host.multiply
 
     def copy(batch: dict) -> None:
         device.put(batch, pinned=batch is not pageable, side_stream=False)
@@ -292,13 +310,6 @@ def copy_speeds(site: Site) -> tuple[Profile, bool]:
     )
     left_s = all_s - host_s  # what the device still has to do when the copy returns
     return speeds, left_s < computing_s / 2
-
-
-def _multiply() -> None:
-    """Queue some hundredths of a second of work."""
-    matrix = torch.ones(4096, 4096, device="cuda")
-    for _ in range(20):
-        matrix @ matrix
 
 
 def largest_batch(site: Site) -> Iterator[Row]:
@@ -443,11 +454,19 @@ STAGES: dict[str, dict[str, Callable[[Site], Iterator[Row]]]] = {
         ),
     },
     "emulator": {"real steps": emulate},
+    "host": {
+        "waiting": measure_host,
+        "detector": partial(measure_training, trained="detector"),
+        "classifier": partial(measure_training, trained="classifier"),
+    },
 }
 
 
-# 32 together; most for the documents' experiments, which run in full mode, too.
-MINUTES = {"tests": 4, "main": 8, "depth": 5, "diagnosis": 5, "roofline": 5, "emulator": 5}
+# 34 together; most for the documents' experiments, which run in full mode, too.
+MINUTES = {
+    "tests": 4, "main": 8, "depth": 5, "diagnosis": 5, "roofline": 5, "emulator": 5,
+    "host": 2,
+}  # fmt: skip
 
 
 def perform(stage: str, options: Namespace) -> int:
@@ -502,7 +521,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--stage", nargs="+", choices=STAGES, default=STAGES, help="default: all")
     parser.add_argument("--out", type=Path, default=Path("build/gpu"), help="folder that takes all")
-    parser.add_argument("--minutes", type=float, help="that a stage may take; default: 4 to 8")
+    parser.add_argument("--minutes", type=float, help="that a stage may take; default: 2 to 8")
     parser.add_argument("--data", default=lab.Settings.data, help="photographs; made if missing")
     text = "cpu: small, to find mistakes where there is no GPU"
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help=text)

@@ -10,10 +10,13 @@ channel order, so `difference` compares pixels.
 from __future__ import annotations
 
 import calendar
+import functools
 import importlib
+import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
+from functools import partial
 from math import prod
 from pathlib import Path
 from types import ModuleType
@@ -46,7 +49,10 @@ class Clock(Protocol):
         """Return at the deadline, or at once if it has passed, leaving the core free."""
 
     def spin_until(self, deadline_s: float) -> None:
-        """Return at the deadline, keeping the core busy."""
+        """Return at the deadline, keeping the core busy, without the GIL."""
+
+    def launch(self, seconds: float) -> None:
+        """Do work of the host that takes so long on a free core, in small operations of torch."""
 
 
 class DeviceBatch(dict):
@@ -581,10 +587,18 @@ def seconds_of(utc: str) -> float:
 
 # time.sleep wakes 0.13 ms late here in the median (EVIDENCE 2, measured): spin the rest.
 SPIN_S = 0.0003
+# Another thread that holds the GIL delays every piece of spinning, by 5 ms where it runs Python
+# alone (sys.getswitchinterval); on a core that others use, a piece ends late.
+PIECE_S = 0.001
+# NumPy releases the GIL in loops over more than 500 elements, which take some 10 us.
+LEAST_ELEMENTS = 501
+# Elements of a tensor whose asinh takes about as long as torch needs to launch a kernel: some 5 us.
+# MKL computes other functions, tanh among them, and may start threads for them.
+LAUNCHED_ELEMENTS = 2048
 
 
 class SystemClock:
-    """The real clock, with deadlines met to microseconds."""
+    """The real clock, with deadlines met to some 10 microseconds."""
 
     now = staticmethod(time.perf_counter)
 
@@ -596,9 +610,51 @@ class SystemClock:
         self.spin_until(deadline_s)
 
     def spin_until(self, deadline_s: float) -> None:
-        """Keep the core busy until the deadline."""
-        while time.perf_counter() < deadline_s:
-            pass
+        """Keep the core busy until the deadline, without the GIL but for the last microseconds."""
+        spin, elements_per_s = _spinning()
+        while (remaining_s := deadline_s - time.perf_counter()) > 0:
+            elements = int(min(remaining_s, PIECE_S) * elements_per_s)
+            if elements >= LEAST_ELEMENTS:
+                spin(elements)
+
+    def launch(self, seconds: float) -> None:
+        """Call torch as often as takes so long on a free core: longer where others use it, too."""
+        operation, operation_s = _launching()
+        for _ in range(round(seconds / operation_s)):
+            operation()
+
+
+@functools.cache
+def _spinning() -> tuple[Callable[[int], object], float]:
+    """Return what computes on so many elements without the GIL, and its elements/s."""
+    # A single number that is read again and again: spinning leaves the caches alone.
+    numbers = np.broadcast_to(0.0, 1_000_000)
+
+    def spin(elements: int) -> object:
+        return np.logaddexp.reduce(numbers[:elements])
+
+    elements = 4 * LEAST_ELEMENTS
+    return spin, elements / _median_s(partial(spin, elements))
+
+
+@functools.cache
+def _launching() -> tuple[Callable[[], object], float]:
+    """Return a small operation of torch, and its seconds on a free core."""
+    import torch
+
+    given = torch.zeros(LAUNCHED_ELEMENTS)
+    operation = partial(torch.asinh, given, out=torch.empty_like(given))
+    return operation, _median_s(operation)
+
+
+def _median_s(run: Callable[[], object]) -> float:
+    """Return the median seconds of calls too short for most of them to be interrupted."""
+    took_s = []
+    for _ in range(200):
+        start_s = time.perf_counter()
+        run()
+        took_s.append(time.perf_counter() - start_s)
+    return statistics.median(took_s)
 
 
 class SleepingClock(SystemClock):

@@ -150,7 +150,7 @@ def resolve(settings: Settings, *, cuda: Callable[[], CudaState] | None = None) 
     preprocessor = PREPROCESSORS[settings.preprocessor]
     if settings.decoder in SCALED:
         decode = partial(decode, at_least_px=settings.input_px)
-    profile = PROFILES[settings.profile]
+    profile = replace(PROFILES[settings.profile], batch_size=settings.batch_size)
     if profile.compute_s_per_image is None and settings.device_speed is not None:
         profile = replace(profile, compute_s_per_image=1 / settings.device_speed)
     of = traits(vars(settings))
@@ -377,9 +377,9 @@ def _check_step(settings: Settings) -> None:
 
 
 def _check_device_speed(settings: Settings) -> None:
-    """Refuse a speed for a device that has its own, and a host that spins for another one."""
+    """Refuse a speed for a device that has its own, and a host that sleeps for another one."""
     profile = PROFILES[settings.profile]
-    if profile.spins and settings.device != "emulated":
+    if profile.sleeps and settings.device != "emulated":
         raise Skip(
             f"profile must be another one on device {settings.device}, got {settings.profile}: "
             "only the simulated GPU can be waited for in either way"

@@ -27,8 +27,12 @@ LEAST = {
     "cached": 0, "jitter_ms": 0, "checkpoint_every": 0, "report_every": 0, "metrics_every": 1,
     "ranks": 1, "step_repeats": 1,
 }  # fmt: skip
-# Values that earlier versions wrote: they fitted the emulated device to each run.
-RENAMED = {("profile", "matched"): "calibrated"}
+# Values that earlier versions wrote: they fitted the emulated device to each run, or let its host
+# sleep unless it was said to spin.
+RENAMED = {
+    ("profile", "matched"): "calibrated",
+    ("profile", "calibrated_spinning"): "calibrated",
+}
 REMOVED = ("if_not_written",)  # settings of earlier versions
 INPUT_PX_STEP = 32  # ResNet-18 halves the image five times
 # Of an experiment that names no others.  The documents' 512 px and batches of 32 take two cores
@@ -89,9 +93,11 @@ class Settings:
     device: str | None = None
     """Where the training step runs; unset: cuda where it works, else emulated (simulated GPU)."""
     profile: str = "calibrated"
-    """Simulated GPU only: how fast it computes; calibrated: as `device_speed` says."""
+    """Simulated GPU only: how fast it computes; calibrated: as `device_speed` says.  The host keeps
+    a core busy while it waits for the GPU, except with calibrated_sleeping."""
     device_speed: float | None = None
-    """Simulated GPU only: images/s it trains with the model alone; unset: `labkit calibrate`."""
+    """Simulated GPU only: images/s it trains with the model alone, in batches of the baseline's
+    size; unset: `labkit calibrate`."""
     step: str | None = None
     """What trains on a batch; unset: the preprocessor's model, or timed on a simulated GPU."""
     step_repeats: int = 1

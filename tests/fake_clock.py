@@ -18,3 +18,7 @@ class FakeClock:
     def spin_until(self, deadline_s):
         self.spun_s += max(0.0, deadline_s - self.time_s)
         self.time_s = max(self.time_s, deadline_s)
+
+    def launch(self, seconds):
+        self.spun_s += seconds
+        self.time_s += seconds

@@ -814,7 +814,7 @@ ROWS: dict[Callable, dict[str, tuple[Callable, str]]] = {
         "no run.json": (lambda place: (place.run / "run.json").unlink(),
             "run must be a run folder with run.json, got <run>; `labkit list` shows the runs"),
         "run.json of a newer schema": (changed(lambda info: {"schema": 99}),
-            "schema must be at most 2, got 99 in <id>; update labkit to read this run"),
+            "schema must be at most 3, got 99 in <id>; update labkit to read this run"),
         "row of a newer schema": (
             rows_end(lambda last: json.dumps({**json.loads(last), "schema": SCHEMA + 1}).encode()),
             f"schema must be at most {SCHEMA}, got {SCHEMA + 1}; update labkit to read this run"),
@@ -828,6 +828,12 @@ ROWS: dict[Callable, dict[str, tuple[Callable, str]]] = {
             "mode must be one of document, full, quick, got 'thorough'"),
         "kind of a newer version": (changed(lambda info: {"kind": "swarm"}),
             "kind must be one of epochs, operation, roofline, got 'swarm'"),
+        "simulated GPU of an earlier version": (
+            changed(lambda info: {
+                "schema": 2,
+                "variants": {label: {**values, "device": "emulated", "step": "timed"}
+                             for label, values in info["variants"].items()}}),
+            "run must have a simulated GPU that this version knows, got one whose host sleeps"),
         "other data": (changed(lambda info: {"data": {**info["data"], "manifest_hash": "other"}}),
             "data must be what the run began with ("),
         "another machine": (
@@ -933,9 +939,9 @@ ROWS: dict[Callable, dict[str, tuple[Callable, str]]] = {
         "experiment of a reserved name": (given(experiment="shared"), f"{NO_NAME} got 'shared'"),
         "run climbs out": (given(run="../x"), f"{NO_NAME} got '../x'"),
         "newer schema": (given(schema=99),
-            "schema must be at most 2, got 99 in run.json; update labkit"),
+            "schema must be at most 3, got 99 in run.json; update labkit"),
         "schema in words": (given(schema="2"),
-            "schema must be at most 2, got '2' in run.json; update labkit"),
+            "schema must be at most 3, got '2' in run.json; update labkit"),
         "object as a setting": (given(variants={"a": {"data": {"x": 1}}}), f"{NOT_AS} variants as"),
         "yes as a number": (given(blocks=True), f"{NOT_AS} blocks as labkit writes it, got True"),
         "number as a note": (given(notes=["a", 1]), f"{NOT_AS} notes as labkit writes it"),

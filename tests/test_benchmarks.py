@@ -5,16 +5,19 @@ import subprocess
 import sys
 from argparse import Namespace
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
 import labkit as lab
-from benchmarks import diagnosis, frame, gpu, repeat
+from benchmarks import diagnosis, frame, gpu, gpu_host, repeat
 from benchmarks.diagnosis import Outcome
 from benchmarks.environments import judge
 from benchmarks.environments.places import Done
 from benchmarks.environments.residency import resident_share
 from labkit.analysis.summary import Row
+from labkit.parts.devices import EmulatedDevice, Profile
+from tests.fake_clock import FakeClock
 
 
 def test_a_missed_limit_is_printed_saved_and_the_exit_status(tmp_path, capsys):
@@ -167,6 +170,19 @@ def test_a_stage_for_gpus_goes_on_where_its_time_was_over(perform):
     found = perform("roofline")
     assert found[0] == 0
     assert perform("roofline") == found
+
+
+def test_the_part_per_batch_is_what_a_step_on_no_images_would_take():
+    step_s = {size: 0.002 + 0.001 * size for size in (4, 8, 16)}
+    assert gpu_host.part_per_batch(step_s, 8) == pytest.approx(0.2)
+
+
+def test_launching_is_told_from_the_time_of_a_step():
+    clock = FakeClock()
+    profile = Profile(name="test", compute_s_per_image=1.0, launch_share=0.25)
+    device = EmulatedDevice(profile, clock)
+    took = gpu_host.time_steps(partial(device.compute, 8), device.synchronize, clock.now)
+    assert took == gpu_host.StepTimes(launch_s=2.0, step_s=8.0)
 
 
 def test_a_session_of_some_seconds_leaves_nothing_behind():

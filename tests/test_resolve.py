@@ -72,7 +72,7 @@ def test_mixed_precision_is_left_out_on_a_cpu_that_computes_it_far_slower(monkey
     [
         (ValueError, "has its own", {"device_speed": 460, "profile": "resnet50_a100"}),
         (Skip, "which is as fast as it is", {"device_speed": 460, "device": "cpu"}),
-        (Skip, "only the simulated GPU", {"profile": "calibrated_spinning", "device": "cpu"}),
+        (Skip, "only the simulated GPU", {"profile": "calibrated_sleeping", "device": "cpu"}),
     ],
 )
 def test_a_device_with_a_speed_of_its_own_takes_no_other(error, message, choices):

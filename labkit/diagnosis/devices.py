@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 import re
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -91,13 +90,13 @@ class Emulated(Host):
 
     def _timed(self, name: str, *args: object, **how: bool) -> object:
         device, readings = self.emulated, self.readings
-        wall_s, cpu_s, given_s = time.perf_counter(), time.thread_time(), device.compute_s
+        waited_s, given_s = device.waited_s, device.compute_s
         result = getattr(type(device), name)(device, *args, **how)
-        passed_s = time.perf_counter() - wall_s - (time.thread_time() - cpu_s)
+        waited_s = device.waited_s - waited_s
         readings.device_s += device.compute_s - given_s
-        readings.waited_s += max(passed_s, 0.0)
+        readings.waited_s += waited_s
         if name == "put":
-            readings.copy_wait_s += max(passed_s, 0.0)
+            readings.copy_wait_s += waited_s
             self.how, self._copied = how, result
         readings.syncs += name == "synchronize"
         return result

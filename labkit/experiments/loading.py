@@ -107,10 +107,10 @@ def pin_memory(base: Settings) -> Experiment:
     }
     seldom = change_all(how, "{}, no waiting", sync_every=0)
     quick = how | {"pinned, no waiting": seldom.pop("pinned, no waiting")}
-    spinning = {}
-    # CUDA's default: the host keeps a core busy while it waits, which the workers lack.
+    sleeping = {}
+    # By default the host keeps a core busy while it waits, which the workers lack.
     if base.profile == Settings.profile:
-        spinning = change_all(how, "{}, spinning", profile="calibrated_spinning")
+        sleeping = change_all(how, "{}, sleeping", profile="calibrated_sleeping")
     # Bytes and boxes instead of finished float32 planes: a tenth to copy.
     small = change_all(how, "{}, uint8", preprocessor="on_device")
     return Experiment(
@@ -119,7 +119,7 @@ def pin_memory(base: Settings) -> Experiment:
         variants=quick,
         source="[001] 1.6, [002]: saves a little; [003], [004] 2.2: overlap needs pinned memory "
         "and a side stream",
-        in_full=seldom | spinning | small,
+        in_full=seldom | sleeping | small,
         knobs=("num_workers", "batch_size", "input_px", "device"),
     )
 

@@ -5,15 +5,18 @@
 `cuda` uses real streams and events, `cpu` transfers nothing, `emulated` models a CUDA device: it
 keeps two timelines, one of its copy engine and one of its compute queue, with absolute deadlines
 of the clock it is given.  A copy overlaps with compute only if its host memory is pinned *and* it
-runs on a side stream.  Source: CUDA runtime API, "API synchronization behavior".
+runs on a side stream.  The host needs a core as with CUDA: to launch a step, to copy from pageable
+memory, and to wait.  Source: CUDA runtime API, "API synchronization behavior".
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from labkit import units
 from labkit.contracts import Clock, Device, DeviceBatch, Skip
@@ -113,6 +116,11 @@ class Profile:
     name: str
     compute_s_per_image: float | None
     """Forward, backward and optimizer; None: as the setting `device_speed` says."""
+    batch_size: int | None = None
+    """Images of the batches that `compute_s_per_image` holds for; None: batches of any size."""
+    batch_share: float = 0.1
+    """Assumed until a GPU has measured it (benchmarks/gpu.py, stage host): this share of the time
+    of a step with `batch_size` images does not depend on how many they are."""
     pinned_bytes_per_s: float = 12e9
     """Host to device from page-locked memory: PCIe 3.0 x16 in practice (DOCUMENTS 0.5)."""
     pageable_bytes_per_s: float = 6e9
@@ -120,17 +128,25 @@ class Profile:
     memory_bytes_per_s: float = 484e9
     """Device memory, for preprocessing there: GTX 1080 Ti, NVIDIA's data sheet."""
     launch_share: float = 0.2
-    """Assumed: the host is busy launching kernels for this share of a step's compute time."""
-    spins: bool = False
-    """A host that waits for the device keeps its core busy, as CUDA's default does."""
+    """Assumed until a GPU has measured it (benchmarks/gpu.py, stage host): the host needs so much
+    of a step's compute time, as a share, to launch it on a core of its own."""
+    sleeps: bool = False
+    """A host that waits for the device leaves its core to others, as it does with CUDA's
+    cudaDeviceScheduleBlockingSync.  By default it keeps the core busy, as with
+    cudaDeviceScheduleAuto (CUDA runtime API, "Device Management")."""
+
+    def step_s(self, images: int) -> float:
+        """Return the seconds of a training step on so many images."""
+        size = images if self.batch_size is None else self.batch_size
+        counted = (1 - self.batch_share) * images + self.batch_share * size
+        return counted * self.compute_s_per_image
 
 
 # "calibrated" trains twice as fast as the documents' original pipeline loads (`labkit calibrate`).
-# Spinning is CUDA's default: CUDA runtime API, cudaDeviceScheduleSpin.  The others are MLPerf
-# Storage's: 0.435 s and 0.224 s per batch of 400.
+# The others are MLPerf Storage's: 0.435 s and 0.224 s per batch of 400.
 PROFILES: dict[str, Profile] = {
     "calibrated": Profile(name="", compute_s_per_image=None),
-    "calibrated_spinning": Profile(name="spinning", compute_s_per_image=None, spins=True),
+    "calibrated_sleeping": Profile(name="sleeping", compute_s_per_image=None, sleeps=True),
     "resnet50_a100": Profile(name="resnet50_a100", compute_s_per_image=0.435 / 400),
     "resnet50_h100": Profile(name="resnet50_h100", compute_s_per_image=0.224 / 400),
 }
@@ -139,9 +155,10 @@ FREE_LOADER_MIN_AU = 0.99
 # CUDA queues about 1,024 launches before a launch blocks the host; a training step of the
 # detector launches some 350 kernels.
 QUEUED_STEPS = 3
-# A sleeping host wakes slightly late each time, where a real device would have woken it at once.
-# Up to this much is not charged; a longer delay is the work of other programs.
+# A host that waits goes on slightly late each time, where a real device would have let it go on at
+# once.  Up to this much is not charged; a longer delay is the work of other programs.
 MAX_LATE_S = 0.001
+PIECE_BYTES = 1 << 18  # of a copy from pageable memory: fits into any core's cache
 
 
 class EmulatedDevice:
@@ -149,7 +166,7 @@ class EmulatedDevice:
 
     Args:
         profile: speeds; `compute_s_per_image` must be set.
-        clock: tells the time and sleeps; a fake one in tests.
+        clock: tells the time, waits and launches; a fake one in tests.
     """
 
     emulated = True
@@ -162,15 +179,20 @@ class EmulatedDevice:
         self.label = f"emulated({', '.join(filter(None, (rate, profile.name)))})"
         self.compute_s = 0.0
         """Seconds of compute finished or queued so far."""
+        self.waited_s = 0.0
+        """Seconds that the host has waited for the device so far, pageable copies included."""
         self.on_run: Callable[[float, float], None] | None = None
         """Called with the clock's seconds of start and end of all work when it is queued."""
         self.clock = clock
         self._profile = profile
-        self._idle_until = clock.spin_until if profile.spins else clock.sleep_until
+        self._idle_until = clock.sleep_until if profile.sleeps else clock.spin_until
+        self._staging = np.empty(PIECE_BYTES, np.uint8)
         self._copy_free_s = 0.0  # when the copy engine is done with all it was given
         self._compute_free_s = 0.0  # the same for the compute (default) stream
         self._step_ends_s: deque[float] = deque()
         self._late_s = 0.0  # delay of the host that only the emulation causes
+        clock.launch(0.0)  # measures its operations, once in a process
+        clock.spin_until(clock.now())
 
     def put(
         self, batch: Mapping[str, torch.Tensor], *, pinned: bool, side_stream: bool
@@ -188,6 +210,8 @@ class EmulatedDevice:
             self._compute_free_s = end_s
         if not pinned:
             # From pageable memory the driver waits for the stream, then copies by hand.
+            self._wait(start_s, self._idle_until)
+            self._stage(batch, end_s)
             self._wait(end_s, self._idle_until)
         on_device = DeviceBatch(batch)
         on_device.ready = end_s
@@ -197,9 +221,9 @@ class EmulatedDevice:
         """Let the compute stream start no earlier than the copy ends."""
         self._compute_free_s = max(self._compute_free_s, batch.ready)
 
-    def compute(self, images: int) -> None:
-        """Queue a training step on so many images."""
-        self.run(images * self._profile.compute_s_per_image)
+    def compute(self, images: int, share: float = 1.0) -> None:
+        """Queue a training step on so many images, or a share of it."""
+        self.run(share * self._profile.step_s(images))
         ends_s = self._step_ends_s
         ends_s.append(self._compute_free_s)
         if len(ends_s) > QUEUED_STEPS:
@@ -211,25 +235,48 @@ class EmulatedDevice:
 
     def run(self, compute_s: float) -> None:
         """Queue work of known length; launching it keeps the host busy for a share of that."""
-        now_s = self._now()
-        self._compute_free_s = max(now_s, self._compute_free_s) + compute_s
+        self._compute_free_s = max(self._now(), self._compute_free_s) + compute_s
         self.compute_s += compute_s
         if self.on_run is not None:
             self.on_run(self._compute_free_s - compute_s, self._compute_free_s)
-        self._wait(now_s + compute_s * self._profile.launch_share, self.clock.spin_until)
+        self.clock.launch(compute_s * self._profile.launch_share)
 
     def synchronize(self) -> None:
         """Wait until the compute queue has run out."""
         self._wait(self._compute_free_s, self._idle_until)
         self._step_ends_s.clear()
 
+    def _stage(self, batch: Mapping[str, torch.Tensor], end_s: float) -> None:
+        """Copy a batch in the host's memory, piece by piece, until a deadline."""
+        begun_s = self.clock.now()
+        for piece in _pieces(batch):
+            if self.clock.now() >= end_s:
+                break
+            np.copyto(self._staging[: len(piece)], piece)  # without the GIL
+        self.waited_s += self.clock.now() - begun_s
+
     def _now(self) -> float:
         return self.clock.now() - self._late_s
 
     def _wait(self, deadline_s: float, until: Callable[[float], None]) -> None:
-        reached_s = max(deadline_s, self._now())
+        begun_s = self.clock.now()
+        reached_s = max(deadline_s, begun_s - self._late_s)
         until(deadline_s)
-        self._late_s = min(max(self.clock.now() - reached_s, 0.0), MAX_LATE_S)
+        ended_s = self.clock.now()
+        self.waited_s += ended_s - begun_s
+        self._late_s = min(max(ended_s - reached_s, 0.0), MAX_LATE_S)
+
+
+def _pieces(batch: Mapping[str, torch.Tensor]) -> Iterator[np.ndarray]:
+    """Yield the bytes of a batch in pieces of PIECE_BYTES at most."""
+    import torch
+
+    for tensor in batch.values():
+        stored = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage()).numpy()
+        begin = tensor.storage_offset() * tensor.element_size()
+        of_it = stored[begin : begin + tensor.nbytes]
+        for start in range(0, len(of_it), PIECE_BYTES):
+            yield of_it[start : start + PIECE_BYTES]
 
 
 DEVICES: dict[str, Callable[[Profile, Clock], Device]] = {

@@ -256,7 +256,22 @@ def _settings_of(run: ActiveRun, label: str) -> Settings:
         has_its_own = PROFILES[settings.profile].compute_s_per_image is not None
         profile = Settings.profile if has_its_own else settings.profile
         settings = replace(settings, profile=profile, device_speed=device_speed)
+    if settings.device_speed is not None:
+        device_speed = _at_batch_size(settings, run.baseline.batch_size)
+        settings = replace(settings, device_speed=device_speed)
     return replace(settings, images=calibration["images"])
+
+
+def _at_batch_size(settings: Settings, given_for: int) -> float:
+    """Return the speed of a variant's device, images/s, from that in batches of another size."""
+    if settings.batch_size == given_for:
+        return settings.device_speed
+    profile = replace(
+        PROFILES[settings.profile],
+        compute_s_per_image=1 / settings.device_speed,
+        batch_size=given_for,
+    )
+    return settings.batch_size / profile.step_s(settings.batch_size)
 
 
 def _measure_epochs(run: ActiveRun, planned: Planned) -> Trial:

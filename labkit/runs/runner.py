@@ -228,12 +228,13 @@ def check_resumable(run: StoredRun) -> None:
             f"run must be one of this machine's to be resumed, got one from {shared['from']}; "
             f"start one here: labkit run {info['experiment']}"
         )
-    if (info.get("calibration") or {}).get("compute_s_per_image") is not None:
-        raise ValueError(
-            "run must have a device that this version knows, got one that an earlier version "
-            "fitted to the run; start a new run"
-        )
     variants = {label: read_settings(values) for label, values in info["variants"].items()}
+    simulates = any(traits(vars(settings)).emulated for settings in variants.values())
+    if simulates and info.get("schema", 0) < 3:
+        raise ValueError(
+            "run must have a simulated GPU that this version knows, got one whose host sleeps "
+            "while it waits; start a new run"
+        )
     pick(MODES, info["mode"], "mode")
     pick(KINDS, info.get("kind", EPOCHS), "kind")
     for settings in variants.values():

@@ -38,7 +38,8 @@ from labkit.settings import AS_PUBLISHED
 # Format history of run.json
 #   1  first version
 #   2  `local`: what may not leave this machine; request
-SCHEMA = 2
+#   3  the host of a simulated GPU spins and needs a core to launch and to copy; it slept before
+SCHEMA = 3
 RUN_FILE, TRIALS_FILE = "run.json", "trials.jsonl"
 SHARED = "shared"  # folder of results and field of run.json, for runs made elsewhere
 REPORTS = "reports"  # folder of results, for files made from several runs

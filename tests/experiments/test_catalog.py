@@ -278,9 +278,9 @@ def test_no_module_compares_the_name_of_an_experiment_with_a_known_one():
     assert found == []
 
 
-def test_hosts_that_spin_are_compared_on_the_calibrated_device_only():
+def test_hosts_that_sleep_are_compared_on_the_calibrated_device_only():
     own = CATALOG["pin_memory"](Settings())
-    assert {s.profile for s in own.in_full.values()} == {"calibrated", "calibrated_spinning"}
+    assert {s.profile for s in own.in_full.values()} == {"calibrated", "calibrated_sleeping"}
     other = CATALOG["pin_memory"](Settings(profile="resnet50_a100"))
     assert {s.profile for s in [*other.variants.values(), *other.in_full.values()]} == {
         "resnet50_a100"

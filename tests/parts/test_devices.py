@@ -43,13 +43,27 @@ def test_launching_keeps_the_host_busy_for_its_share_while_the_device_works():
     assert clock.now() == 8.0
 
 
-@pytest.mark.parametrize("spins", [False, True])
-def test_a_host_that_spins_keeps_its_core_busy_while_it_waits(spins):
-    device, clock = make(spins=spins)
+def test_a_part_of_a_steps_time_does_not_depend_on_the_number_of_images():
+    device, clock = make(batch_size=8, batch_share=0.25)
+    for images in (8, 4, 16):
+        device.compute(images)
+        device.synchronize()
+    assert clock.now() == 8 + (2 + 3) + (2 + 12)
+    parted, of = make(batch_size=8, batch_share=0.25)
+    parted.compute(4, 0.5)
+    parted.compute(4, 0.5)
+    parted.synchronize()
+    assert of.now() == 5.0
+
+
+@pytest.mark.parametrize("sleeps", [False, True])
+def test_a_host_keeps_its_core_busy_while_it_waits_unless_it_sleeps(sleeps):
+    device, clock = make(sleeps=sleeps)
     device.put(FOUR_BYTES, pinned=False, side_stream=False)
     device.compute(3)
     device.synchronize()
-    assert (clock.now(), clock.spun_s) == (7.0, 7.0 if spins else 0.0)
+    assert (clock.now(), clock.spun_s) == (7.0, 0.0 if sleeps else 7.0)
+    assert device.waited_s == 7.0
 
 
 def test_the_host_cannot_run_further_ahead_than_the_launch_queue():
@@ -70,15 +84,15 @@ def test_waiting_for_a_step_does_not_wait_for_the_next_copy():
 
 
 class LateClock(FakeClock):
-    """Wakes the host late."""
+    """Lets the host go on late."""
 
     def __init__(self, late_s):
         super().__init__()
         self.late_s = late_s
 
-    def sleep_until(self, deadline_s):
+    def spin_until(self, deadline_s):
         if deadline_s > self.now():
-            super().sleep_until(deadline_s + self.late_s)
+            super().spin_until(deadline_s + self.late_s)
 
 
 def utilization_of_ten_steps(late_s):
@@ -90,7 +104,7 @@ def utilization_of_ten_steps(late_s):
     return device.compute_s / clock.now()
 
 
-def test_a_host_that_wakes_a_little_late_does_not_slow_the_device():
+def test_a_host_that_goes_on_a_little_late_does_not_slow_the_device():
     # Only the last time counts: nothing comes after it that could make up for it.
     assert utilization_of_ten_steps(0.0005) == pytest.approx(0.1 / 0.1005)
 
@@ -98,6 +112,19 @@ def test_a_host_that_wakes_a_little_late_does_not_slow_the_device():
 def test_a_host_that_was_held_up_does_slow_the_device():
     # Each step starts 4 ms late, of which 1 ms is not charged.
     assert utilization_of_ten_steps(0.004) == pytest.approx(0.1 / (10 * 0.014 - 9 * 0.001))
+
+
+def test_a_host_that_goes_on_a_little_late_launches_in_full_while_the_device_computes():
+    clock = LateClock(0.0005)
+    how = {"compute_s_per_image": 0.01, "launch_share": 0.25}
+    device = EmulatedDevice(replace(PROFILE, **how), clock)
+    device.compute(1)
+    device.synchronize()
+    assert clock.now() == pytest.approx(0.0105)
+    device.compute(1)
+    assert clock.now() == pytest.approx(0.0105 + 0.0025)
+    device.synchronize()
+    assert clock.now() == pytest.approx(0.0205)
 
 
 @pytest.mark.needs_cuda

@@ -421,3 +421,12 @@ def test_as_in_the_document_each_runs_once_in_order(photos, tmp_path):
     assert any(
         note.startswith("as in the document: variants in its order") for note in summary.notes
     )
+
+
+def test_batches_of_all_sizes_are_trained_on_by_the_same_device(photos, tmp_path):
+    base = {"device": "emulated", "step": "timed", "device_speed": 5000.0}
+    sizes = {"4": {}, "8": {"batch_size": 8}}
+    found = compare(photos, tmp_path, sizes, base)
+    speeds = {trial.variant: trial.settings["device_speed"] for trial in found.trials}
+    # 4 × 0.2 ms, of which a tenth does not grow with the batch.
+    assert speeds == {"4": 5000.0, "8": pytest.approx(8 / (0.00008 + 8 * 0.00018))}

@@ -37,7 +37,7 @@ def test_a_run_of_a_newer_labkit_is_one_line_and_hides_no_other(tmp_path, capsys
     newer = newer.rename(newer.with_name("99990101T000000Z-ffff"))
     (newer / "run.json").write_text(json.dumps({**INFO, "schema": 99}))
     (broken / "run.json").write_text("{half")
-    message = "schema must be at most 2, got 99 in 99990101T000000Z-ffff; update labkit to read"
+    message = "schema must be at most 3, got 99 in 99990101T000000Z-ffff; update labkit to read"
     with pytest.raises(ValueError, match=message):
         load_run(newer)
     assert main(["list", "--results", str(tmp_path)]) == 0

@@ -133,9 +133,9 @@ def timed(settings: Settings, device: Device) -> Step:
         if work is None:
             emulated.compute(images)
         else:
-            emulated.compute(images * FORWARD_SHARE)
+            emulated.compute(images, FORWARD_SHARE)
             work(mask_of(batch))
-            emulated.compute(images * (1 - FORWARD_SHARE))
+            emulated.compute(images, 1 - FORWARD_SHARE)
         if settings.ranks > 1:
             torch.distributed.barrier()
 

@@ -1,0 +1,169 @@
+"""The host of the simulated GPU needs its core and the GIL as a real one does, in real CPU time."""
+
+import os
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from functools import partial
+
+import cv2
+import numpy as np
+import pytest
+import torch
+
+from labkit.contracts import SystemClock
+from labkit.parts.devices import PIECE_BYTES, EmulatedDevice
+from tests.parts.test_devices import PROFILE
+
+pytestmark = pytest.mark.alone
+ROUND_S = 0.03
+ROUNDS = 30
+
+
+def small_operations(until_s):
+    """Call what a training step calls, from one Python line each."""
+    given, weights = torch.rand(32, 64), torch.rand(64, 64)
+    while time.perf_counter() < until_s:
+        torch.relu(given @ weights).tanh()
+
+
+def large_operations(until_s):
+    """Call what takes milliseconds, as waiting for a GPU does."""
+    matrix = torch.rand(512, 512)
+    while time.perf_counter() < until_s:
+        matrix @ matrix
+
+
+def launch(until_s):
+    SystemClock().launch(until_s - time.perf_counter())
+
+
+def hold_the_gil(until_s):
+    while time.perf_counter() < until_s:
+        pass
+
+
+def done_beside(*works):
+    """Decode small JPEGs in a second thread; return how many a second beside each work."""
+    cv2.setNumThreads(0)
+    _, jpeg = cv2.imencode(".jpg", np.full((64, 64, 3), 128, np.uint8))
+    decoded, stopped = 0, False
+
+    def decode():
+        nonlocal decoded
+        while not stopped:
+            cv2.imdecode(jpeg, cv2.IMREAD_COLOR)
+            decoded += 1
+
+    thread = threading.Thread(target=decode)
+    thread.start()
+    rates = [[] for _ in works]
+    for number in range(ROUNDS):
+        for work, found in list(zip(works, rates))[:: 1 if number % 2 else -1]:
+            begun_s, before = time.perf_counter(), decoded
+            work(begun_s + ROUND_S)
+            found.append((decoded - before) / (time.perf_counter() - begun_s))
+    stopped = True
+    thread.join()
+    return [statistics.median(found) for found in rates]
+
+
+@pytest.fixture
+def one_thread():
+    """As in trials."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize(
+    ("simulated", "real"),
+    [(SystemClock().spin_until, large_operations), (launch, small_operations)],
+    ids=["waiting", "launching"],
+)
+def test_a_thread_gets_as_much_done_as_beside_operations_of_torch(simulated, real):
+    simulated_per_s, real_per_s = done_beside(simulated, real)
+    assert simulated_per_s == pytest.approx(real_per_s, rel=0.15)
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_a_thread_gets_little_done_beside_a_host_that_holds_the_gil():
+    held_per_s, real_per_s = done_beside(hold_the_gil, small_operations)
+    assert held_per_s < 0.7 * real_per_s  # which the test above would find
+
+
+def cpu_s_of(work):
+    begun_s = time.thread_time()
+    work()
+    return time.thread_time() - begun_s
+
+
+def test_spinning_takes_the_core_and_ends_within_some_ten_microseconds():
+    clock, late_s, spun_s, looped_s = SystemClock(), [], 0.0, 0.0
+    for number in range(100):
+        took_s = 0.001 * (1 + number % 5)
+        deadline_s = time.perf_counter() + took_s
+        spun_s += cpu_s_of(partial(clock.spin_until, deadline_s))
+        late_s.append(time.perf_counter() - deadline_s)
+        # Beside other programs it gets less than all of the core, too.
+        looped_s += cpu_s_of(partial(hold_the_gil, time.perf_counter() + took_s))
+    assert statistics.median(late_s) < 20e-6
+    assert spun_s > 0.8 * looped_s
+
+
+def test_launching_takes_as_long_as_asked_on_a_free_core():
+    clock = SystemClock()
+    clock.launch(0.0)
+    # The CPU time is that of a free core, whatever else runs.
+    took_s = [cpu_s_of(lambda: clock.launch(0.01)) for _ in range(20)]
+    assert statistics.median(took_s) == pytest.approx(0.01, rel=0.15)
+
+
+ON_A_CORE = """
+import os, statistics, subprocess, sys, time
+core = min(os.sched_getaffinity(0))
+os.sched_setaffinity(0, {core})
+from labkit.contracts import SystemClock
+clock = SystemClock()
+clock.launch(0.0)
+
+def launched_s():
+    took_s = []
+    for _ in range(20):
+        begun_s = time.perf_counter()
+        clock.launch(0.02)
+        took_s.append(time.perf_counter() - begun_s)
+    return statistics.mean(took_s)
+
+alone_s = launched_s()
+with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as other:
+    beside_s = launched_s()
+    other.kill()
+print(beside_s / alone_s)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="a core cannot be chosen here")
+def test_launching_takes_longer_on_a_core_that_is_shared():
+    told = subprocess.run([sys.executable, "-c", ON_A_CORE], capture_output=True, text=True)
+    assert float(told.stdout) > 1.5, told.stderr
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_a_copy_from_pageable_memory_takes_cpu_time_and_one_from_pinned_none(layout):
+    # Its copies take 64 ms; the host sleeps while it waits.
+    speeds = {"pageable_bytes_per_s": 1e9, "pinned_bytes_per_s": 1e9}
+    device = EmulatedDevice(replace(PROFILE, sleeps=True, **speeds), SystemClock())
+    batch = {"image": torch.ones(64, 4, 256, 256).to(torch.float32, memory_format=layout)}
+    put = partial(device.put, batch, side_stream=False)
+    staging, size_bytes = np.empty(PIECE_BYTES, np.uint8), batch["image"].nbytes
+    pieces = np.split(np.ones(size_bytes, np.uint8), size_bytes // PIECE_BYTES)
+    copied_s = cpu_s_of(lambda: [np.copyto(staging, piece) for piece in pieces])
+    assert cpu_s_of(lambda: put(pinned=False)) > copied_s / 2
+    device.synchronize()
+    assert cpu_s_of(lambda: put(pinned=True)) < copied_s / 2
