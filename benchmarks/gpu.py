@@ -268,8 +268,7 @@ def measure_training(site: Site, trained: str) -> Iterator[Row]:
     on = {**SIMULATED, "input_px": SMALL["input_px"]} if site.is_small else {"device": site.device}
     sizes = gpu_host.SIZES[:2] if site.is_small else gpu_host.SIZES
     pipeline = gpu_host.open_training(trained, site.data, on, max(sizes))
-    judged = [size for size in sizes if size in {mode.batch_size for mode in MODES.values()}]
-    yield from gpu_host.measure_steps(pipeline, trained, sizes, judged)
+    yield from gpu_host.measure_steps(pipeline, trained, sizes, [BATCH_SIZE])
 
 
 def copy_speeds(site: Site) -> tuple[Profile, bool]:

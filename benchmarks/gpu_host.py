@@ -19,7 +19,6 @@ from labkit.contracts import Device, SystemClock
 from labkit.parts.devices import PROFILES
 from labkit.pipeline import Pipeline, build
 from labkit.resolve import complete_here
-from labkit.settings import MODES
 
 # What trains -> the experiment and its variant; batches of so many images, of which the largest
 # fits into any GPU.
@@ -200,6 +199,7 @@ def open_training(name: str, data: str, on: Mapping[str, object], batch_size: in
     settings = replace(
         lab.experiment(experiment).variants[variant],
         data=data,
+        storage="here",
         images=batch_size,
         batch_size=batch_size,
         cache="as found",
@@ -209,4 +209,4 @@ def open_training(name: str, data: str, on: Mapping[str, object], batch_size: in
         **on,
     )
     torch.set_num_threads(1)  # as in trials
-    return build(complete_here(settings, MODES["quick"]), SystemClock())
+    return build(complete_here(settings), SystemClock())
