@@ -211,7 +211,10 @@ def emulate(site: Site) -> Iterator[Row]:
     repeated = REPEATED[:1] if site.is_small else REPEATED
     known = {
         name: replace(
-            Request(experiment=experiment).whole().variants[name], data=site.data, epochs=1
+            Request(experiment=experiment).whole().variants[name],
+            data=site.data,
+            storage="here",
+            epochs=1,
         )
         for name, experiment in LOADING.items()
     }
