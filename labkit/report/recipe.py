@@ -22,6 +22,7 @@ from labkit.analysis.roofline import ALONE
 from labkit.analysis.stand_ins import stand_ins
 from labkit.analysis.summary import Row, Summary, is_floor
 from labkit.analysis.winner import passed_over, winner
+from labkit.parts.decoding import decode_pillow
 from labkit.parts.packing.folder import find_annotations
 from labkit.parts.packing.manifest import ANNOTATIONS
 from labkit.parts.preprocessing.crops import draw_crop
@@ -107,7 +108,7 @@ def recipe(run: StoredRun, variant: str | None = None) -> str:
         "detector": preprocessor.batch == "detector",
         "on_device": preprocessor.on_device is not None,
         "in_pillow": preprocessor.in_pillow,
-        "as_image": preprocessor.in_pillow and settings.decoder == "pillow",
+        "as_image": preprocessor.in_pillow and decode is inspect.unwrap(decode_pillow),
         "cropped": preprocessor.crop is not None,
         "crop_source": Code(_source(draw_crop)),
         "scaled_crop": preprocessor.crop is not None and traits(vars(settings)).scaled_decoding,
