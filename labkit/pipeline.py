@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from labkit import contracts
-from labkit.contracts import Clock, Device, DeviceBatch, Reader, Sample
+from labkit.contracts import Clock, Device, DeviceBatch, Reader, Sample, read_size_px
 from labkit.machine import shared_memory
 from labkit.parts.loading.source import Outside, join
 from labkit.parts.preprocessing import device_bytes, typical_arrays
@@ -103,30 +103,45 @@ class Source:
         content, annotation = self.reader.read(image_id)
         if isinstance(content, dict):  # finished when it was stored
             return content
+        image_rgb, size_px = self.decode(key, content)
         sample = Sample(
-            image_rgb=self.pixels(image_id, content),
+            image_rgb=image_rgb,
             annotation=annotation,
             sample_id=image_id,
             epoch=epoch,
             seed=self.settings.seed,
+            size_px=size_px,
         )
         return self.parts.preprocessor.per_sample(sample, self.settings.input_px)
 
-    def pixels(self, image_id: int, content: bytes | np.ndarray) -> np.ndarray:
+    def decode(
+        self, key: tuple[int, int], content: bytes | np.ndarray
+    ) -> tuple[np.ndarray, tuple[int, int] | None]:
         """Decode an image, unless its pixels are stored.
 
+        Args:
+            key: (epoch, image index).
+            content: as it was read.
+
         Returns:
-            (H, W, 3) uint8 RGB.
+            (H, W, 3) uint8 RGB, and of a scaled decoder the width and height as stored.
 
         Raises:
             ValueError: it cannot be decoded; the message names the file.
         """
         if isinstance(content, np.ndarray):
-            return content
+            return content, None
+        parts, settings = self.parts, self.settings
         try:
-            return self.parts.decode(content)
+            if not parts.traits.scaled_decoding:
+                return parts.decode(content), None
+            size_px = read_size_px(content)
+            at_least_px = parts.preprocessor.at_least_px(
+                (settings.seed, *key), size_px, settings.input_px
+            )
+            return parts.decode(content, at_least_px=at_least_px), size_px
         except ValueError as error:
-            raise ValueError(f"{self.reader.where(image_id)}: {error}") from error
+            raise ValueError(f"{self.reader.where(key[1])}: {error}") from error
 
     def collate(self, samples: list[dict[str, np.ndarray]]) -> dict[str, torch.Tensor]:
         """Stack equal shapes as torch does; join ragged entries and say how many each had.
@@ -298,7 +313,8 @@ def first_batch(
     first = int(source.order.image_ids[0])
     content, _ = source.reader.read(first)
     if not isinstance(content, dict):
-        contracts.check_image(source.pixels(first, content))
+        image_rgb, _ = source.decode((0, first), content)
+        contracts.check_image(np.asarray(image_rgb))  # it may be Pillow's
     batches = iter(loader)
     batch = next(batches)
     if parts.traits.loads_in_processes:

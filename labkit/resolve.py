@@ -22,7 +22,7 @@ import numpy as np
 from labkit.contracts import Device, Reader, Skip
 from labkit.machine import gpu, hardware
 from labkit.machine.gpu import CudaState
-from labkit.parts.decoding import DECODERS, SCALED
+from labkit.parts.decoding import DECODERS, SCALED, decode_pillow
 from labkit.parts.devices import DEVICES, PROFILES, Profile
 from labkit.parts.loading import LOADERS, ON_GPU, OUTSIDE, OWN_ORDER, THREADED, WITH_PROCESSES
 from labkit.parts.packing import JPEG, PACKINGS, PIXELS, RESIZED, SAMPLE, Packing
@@ -100,8 +100,8 @@ class Resolved:
     storage: Storage
     """Where the data is, or will be once it is staged."""
     packing: Packing
-    decode: Callable[[bytes], np.ndarray]
-    """JPEG -> (H, W, 3) uint8 RGB."""
+    decode: Callable[..., np.ndarray]
+    """JPEG -> (H, W, 3) uint8 RGB; a scaled decoder also takes `at_least_px`."""
     preprocessor: Preprocessor
     load: Callable[..., Iterable]
     prefetch: Callable[..., Iterable]
@@ -148,8 +148,8 @@ def resolve(settings: Settings, *, cuda: Callable[[], CudaState] | None = None) 
         raise Skip(cuda().reason)
     decode: Callable[..., np.ndarray] = DECODERS[settings.decoder]
     preprocessor = PREPROCESSORS[settings.preprocessor]
-    if settings.decoder in SCALED:
-        decode = partial(decode, at_least_px=settings.input_px)
+    if decode is decode_pillow and preprocessor.in_pillow:
+        decode = partial(decode, as_image=True)
     profile = replace(PROFILES[settings.profile], batch_size=settings.batch_size)
     if profile.compute_s_per_image is None and settings.device_speed is not None:
         profile = replace(profile, compute_s_per_image=1 / settings.device_speed)

@@ -388,10 +388,12 @@ def rivals(base: Settings) -> Experiment:
 
 
 def textbook(base: Settings) -> Experiment:
-    """Compare the tutorials' classification pipeline with faster parts, each added to the last.
+    """Compare PyTorch's ImageNet example with faster parts, each added to the last.
 
     Files are in memory, so that the processor alone limits loading.  The emulated device trains
     what the tutorials train: the calibrated one would be too slow to show what these parts gain.
+
+    Source: pytorch/examples, imagenet/main.py.
     """
     base = replace(
         base,
@@ -414,14 +416,14 @@ def textbook(base: Settings) -> Experiment:
             "with scaled decoding": scaled,
             "with threads": replace(scaled, loader="threads"),
         },
-        source="the steps of PyTorch's ImageNet example: Pillow, crop, resize, normalize in each "
+        source="PyTorch's ImageNet example: Pillow, RandomResizedCrop, flip, normalize in each "
         "worker",
         notes=(
             "each variant keeps the changes of the variants above it; with uint8, workers send "
             "pixels and the device normalizes them",
-            "the crop is the central square: one of random size may need pixels that scaled "
-            "decoding leaves out",
-            "Pillow resizes from four pixels, as OpenCV does; its usual average takes longer",
+            "crop and flip are drawn from seed, epoch and image, so all variants deliver the same",
+            "scaled decoding makes an image smaller only where its crop keeps the input's size",
+            "Pillow and OpenCV average the pixels of a crop that they shrink",
         ),
         knobs=("num_workers", "batch_size", "input_px", "device_speed", "device"),
     )

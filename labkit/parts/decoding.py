@@ -67,12 +67,20 @@ def decode_opencv(jpeg: bytes) -> np.ndarray:
 
 
 @checked
-def decode_pillow(jpeg: bytes) -> np.ndarray:
-    """Decode with Pillow; otherwise as `decode_opencv`."""
+def decode_pillow(jpeg: bytes, as_image: bool = False) -> np.ndarray:
+    """Decode with Pillow; otherwise as `decode_opencv`.
+
+    Args:
+        jpeg: as in `decode_opencv`.
+        as_image: return Pillow's own RGB image, which saves two copies where Pillow goes on.
+    """
     pillow = open_library("PIL.Image", "pillow")
     image = pillow.open(io.BytesIO(jpeg), formats=("JPEG",))
     if image.mode != "RGB":  # converting RGB to RGB would copy it
         image = image.convert("RGB")
+    if as_image:
+        image.load()  # `open` reads the header only
+        return image
     return np.array(image)  # np.asarray would be read-only, unlike the others' arrays
 
 

@@ -22,8 +22,10 @@ from labkit.analysis.roofline import ALONE
 from labkit.analysis.stand_ins import stand_ins
 from labkit.analysis.summary import Row, Summary, is_floor
 from labkit.analysis.winner import passed_over, winner
+from labkit.parts.decoding import decode_pillow
 from labkit.parts.packing.folder import find_annotations
 from labkit.parts.packing.manifest import ANNOTATIONS
+from labkit.parts.preprocessing.crops import draw_crop
 from labkit.parts.training.reporting import check_sink
 from labkit.report.words import check_baseline, how_measured, plain_labels, published, reason
 from labkit.resolve import BUILT_IN, label_samples, stored_folder, traits
@@ -54,6 +56,7 @@ IMPORTS = {
     "PREPROCESSORS": "from labkit import PACKINGS, PREPROCESSORS",
     "ThreadLoader": "from labkit import ThreadLoader",
     "Sample": "from labkit.contracts import Sample",
+    "read_size_px": "from labkit.contracts import read_size_px",
     "Image": "from PIL import Image",
     "BackgroundGenerator": "from prefetch_generator import BackgroundGenerator",
     "DataLoader": "from torch.utils.data import DataLoader",
@@ -104,6 +107,11 @@ def recipe(run: StoredRun, variant: str | None = None) -> str:
         "decode_source": Code(_source(decode)),
         "detector": preprocessor.batch == "detector",
         "on_device": preprocessor.on_device is not None,
+        "in_pillow": preprocessor.in_pillow,
+        "as_image": preprocessor.in_pillow and decode is inspect.unwrap(decode_pillow),
+        "cropped": preprocessor.crop is not None,
+        "crop_source": Code(_source(draw_crop)),
+        "scaled_crop": preprocessor.crop is not None and traits(vars(settings)).scaled_decoding,
     }
     text = _template().render(facts, imports="")
     code = "\n".join(line for line in text.splitlines() if not line.startswith("#"))
@@ -150,12 +158,12 @@ def _comment(text: str) -> Code:
     return Code("\n".join(f"# {line}" for line in lines))
 
 
-def _source(decode: Callable) -> str:
-    """Return a decoder's source without decorator and docstring, and with plain imports."""
-    lines = inspect.getsource(decode).splitlines()
-    function: Any = ast.parse("\n".join(lines)).body[0]
-    docstring = function.body[0]
-    lines = [*lines[function.lineno - 1 : docstring.lineno - 1], *lines[docstring.end_lineno :]]
+def _source(function: Callable) -> str:
+    """Return a function's source without decorator and docstring, and with plain imports."""
+    lines = inspect.getsource(function).splitlines()
+    node: Any = ast.parse("\n".join(lines)).body[0]
+    docstring = node.body[0]
+    lines = [*lines[node.lineno - 1 : docstring.lineno - 1], *lines[docstring.end_lineno :]]
     text = re.sub(r'(\w+) = open_library\("([\w.]+)".*', r"import \2 as \1", "\n".join(lines))
     return re.sub(r"import (\w+) as \1\b", r"import \1", text)
 

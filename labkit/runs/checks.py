@@ -35,6 +35,7 @@ from labkit import units
 from labkit.analysis.stand_ins import STAND_INS, describe_rate
 from labkit.analysis.summary import LISTED_IMAGES
 from labkit.contracts import (
+    AVERAGED_TOLERANCE_LEVELS,
     BATCHES,
     DECODED_TOLERANCE_LEVELS,
     LONGEST_REASON,
@@ -309,6 +310,8 @@ def _difference(
         levels = SCALED_DECODING_TOLERANCE_LEVELS
     elif _scaled(settings) != _scaled(base):
         levels = SCALED_TOLERANCE_LEVELS
+    elif _averages(settings) != _averages(base):
+        levels = AVERAGED_TOLERANCE_LEVELS
     elif settings.decoder != base.decoder:
         levels = DECODED_TOLERANCE_LEVELS
     return difference(batch, reference, specs, levels=levels)
@@ -321,6 +324,12 @@ def _by_id(batch: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> dict[s
         is_extra = ~np.isin(batch["sample_id"], other["sample_id"])
     order = np.lexsort((batch["sample_id"], is_extra))
     return {name: array[order] for name, array in batch.items()}
+
+
+def _averages(settings: Settings) -> bool:
+    """Return whether crops are shrunk by Pillow's average, and not by OpenCV's."""
+    part = PREPROCESSORS[settings.preprocessor]
+    return part.in_pillow and part.crop is not None
 
 
 def _scaled(settings: Settings) -> str:

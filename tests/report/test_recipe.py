@@ -34,7 +34,7 @@ from labkit.report.run import Run
 from labkit.settings import AS_PUBLISHED, CORRECTED
 
 FEW = {"num_workers": 0, "batch_size": 8, "input_px": 64, "preprocessor": "classification"}
-MAX_LINES = 130
+MAX_LINES = 145
 EXAMPLES = Path(__file__).parents[2] / "results" / "examples" / "2-cores-emulated"
 
 
@@ -61,6 +61,14 @@ TABLES = resolve.TABLES
 CASES = [
     *({"preprocessor": name, "images": 16} for name in TABLES["preprocessor"]),
     *({"decoder": name} for name in TABLES["decoder"] if not why_missing(name)),
+    *(
+        {"decoder": decoder, "preprocessor": "classification_crop", "packing": packing}
+        for decoder in ("pillow", "simplejpeg_scaled")
+        for packing in ("folder", "raw")
+    ),
+    {"decoder": "pillow", "preprocessor": "classification_pillow"},
+    {"decoder": "pillow", "preprocessor": "classification_crop_pillow"},
+    {"decoder": "pillow", "preprocessor": "classification_crop_pillow", "packing": "raw"},
     *({"loader": name} for name in TABLES["loader"] if name not in OUTSIDE),
     *({"prefetcher": name} for name in TABLES["prefetcher"] if name not in FINISHING),
     *(

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 from small import completed
 
+import labkit as lab
 from labkit.machine import hardware
 from labkit.parts.decoding import DECODERS
 from labkit.parts.loading import LOADERS, load_with_torch
+from labkit.parts.preprocessing import PREPROCESSORS
 from labkit.runs import checks
 from labkit.settings import Settings
 
@@ -36,6 +38,37 @@ def test_a_scaled_decoder_is_let_through_and_wrong_colors_are_not(photos, monkey
     status, reason = checks.compare_work(variants, "whole")["scaled"]
     assert status == "failed"
     assert "not the same work as whole: image must differ" in reason
+
+
+def test_the_steps_of_the_textbook_do_the_same_work_and_other_crops_do_not(photos, monkeypatch):
+    chosen = {
+        "data": str(photos),
+        "batch_size": 8,
+        "input_px": 64,
+        "device": "cpu",
+        "num_workers": 1,
+    }
+    steps = lab.experiment("textbook", **chosen).variants
+    variants = {label: completed(**asdict(step)) for label, step in steps.items()}
+    assert checks.compare_work(variants, "textbook") == dict.fromkeys(variants, ("ok", ""))
+    part = PREPROCESSORS["classification_crop"]
+
+    def of_another_epoch(sample, input_px):
+        return part.per_sample(replace(sample, epoch=9), input_px)
+
+    monkeypatch.setitem(
+        PREPROCESSORS, "classification_crop", replace(part, per_sample=of_another_epoch)
+    )
+    status, reason = checks.compare_work(variants, "textbook")["with OpenCV"]
+    assert status == "failed"
+    assert "not the same work as textbook: image must differ" in reason
+
+
+def test_pillow_and_opencv_may_average_a_crop_differently(photos):
+    opencv = replace(settings(photos), preprocessor="classification_crop")
+    variants = {"opencv": opencv}
+    variants["pillow"] = replace(opencv, preprocessor="classification_crop_pillow")
+    assert checks.compare_work(variants, "opencv") == dict.fromkeys(variants, ("ok", ""))
 
 
 # --- batches of another size --------------------------------------------------------------------

@@ -23,8 +23,13 @@ from labkit.parts.preprocessing.classification import (
     classification,
     classification_on_device,
     classification_pillow,
-    cropped,
     normalize_on_device,
+)
+from labkit.parts.preprocessing.crops import (
+    classification_crop,
+    classification_crop_on_device,
+    classification_crop_pillow,
+    draw_crop,
 )
 from labkit.parts.preprocessing.loops import loops
 from labkit.parts.preprocessing.on_device import finish_on_device, on_device_sample
@@ -49,6 +54,28 @@ class Preprocessor:
     """The finished batch's name in `contracts.BATCHES`."""
     in_numbers: ResizeAndNormalize | None = None
     """The same work in numbers, for loaders that preprocess themselves; None: they cannot."""
+    in_pillow: bool = False
+    """It also takes an image as Pillow decoded it, and not as an array."""
+    crop: Callable[[tuple[int, int, int], int, int], tuple[int, int, int, int, bool]] | None = None
+    """The part of the image that it takes, as of `draw_crop`; None: all of it."""
+
+    def at_least_px(
+        self, key: tuple[int, int, int], size_px: tuple[int, int], input_px: int
+    ) -> int:
+        """Return how long a scaled decoder must leave the image's shorter side.
+
+        What the preprocessor takes of the image then still has `input_px` a side, where it has them
+        at all.
+
+        Args:
+            key: (seed, epoch, image).
+            size_px: width and height as stored.
+            input_px: side of the square output.
+        """
+        if self.crop is None:
+            return input_px
+        _, _, width, height, _ = self.crop(key, *size_px)
+        return -(-min(size_px) * input_px // min(width, height))  # rounded up
 
 
 PREPROCESSORS: dict[str, Preprocessor] = {
@@ -59,12 +86,16 @@ PREPROCESSORS: dict[str, Preprocessor] = {
     "classification_on_device": Preprocessor(
         classification_on_device, normalize_on_device, batch="classifier"
     ),
-    "classification_pillow": Preprocessor(classification_pillow, batch="classifier"),
-    "classification_crop": Preprocessor(cropped(classification), batch="classifier"),
-    "classification_crop_on_device": Preprocessor(
-        cropped(classification_on_device), normalize_on_device, batch="classifier"
+    "classification_pillow": Preprocessor(
+        classification_pillow, batch="classifier", in_pillow=True
     ),
-    "classification_crop_pillow": Preprocessor(cropped(classification_pillow), batch="classifier"),
+    "classification_crop": Preprocessor(classification_crop, batch="classifier", crop=draw_crop),
+    "classification_crop_on_device": Preprocessor(
+        classification_crop_on_device, normalize_on_device, batch="classifier", crop=draw_crop
+    ),
+    "classification_crop_pillow": Preprocessor(
+        classification_crop_pillow, batch="classifier", in_pillow=True, crop=draw_crop
+    ),
 }
 
 

@@ -1,20 +1,18 @@
-"""The classification sample: the whole image or its central square resized, and one label.
+"""The classification sample: the whole image resized, and one label.
 
-    image -> (crop) -> resize (OpenCV or Pillow) -> 0..1 -> mean/std -> planes
-                                                    (the last three on the device
-                                                    where only pixels are sent)
+    image -> resize (OpenCV or Pillow) -> 0..1 -> mean/std -> planes
+                                          (the last three on the device where only pixels are sent)
     boxes -> class of the largest one
 
 It takes less preprocessing than the detector sample, so storage, decoding and loading have a larger
-share. Nothing is drawn at random. When it shrinks, Pillow's `Image.resize` averages all pixels,
-while OpenCV's linear filter reads four; Pillow's affine transform is the same filter as OpenCV's.
+share. Nothing is drawn at random here; `crops.py` takes random crops. When it shrinks, Pillow's
+`Image.resize` averages all pixels, while OpenCV's linear filter reads four; Pillow's affine
+transform is the same filter as OpenCV's.
 Source: torchvision's classification reference for mean and std; DOCUMENTS, dispute 8.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -25,6 +23,7 @@ from labkit.parts.preprocessing.draws import class_of
 
 if TYPE_CHECKING:
     import torch
+    from PIL import Image
 
 # Of ImageNet's pixels scaled to 0..1, RGB.
 MEAN_RGB = np.array([0.485, 0.456, 0.406], np.float32)
@@ -46,7 +45,7 @@ def classification(sample: Sample, input_px: int) -> dict[str, np.ndarray]:
     Raises:
         ValueError: the largest box's category id is not one of COCO's.
     """
-    return _finish(sample, _resize(sample.image_rgb, input_px))
+    return finish(sample, _resize(sample.image_rgb, input_px))
 
 
 def classification_on_device(sample: Sample, input_px: int) -> dict[str, np.ndarray]:
@@ -62,7 +61,7 @@ def classification_on_device(sample: Sample, input_px: int) -> dict[str, np.ndar
     Raises:
         ValueError: the largest box's category id is not one of COCO's.
     """
-    return {"pixels": _resize(sample.image_rgb, input_px), **_numbers(sample)}
+    return {"pixels": _resize(sample.image_rgb, input_px), **numbers(sample)}
 
 
 def normalize_on_device(batch: dict[str, torch.Tensor], input_px: int) -> dict[str, torch.Tensor]:
@@ -98,11 +97,11 @@ def classification_pillow(sample: Sample, input_px: int) -> dict[str, np.ndarray
 
     Arguments, result and errors as `classification`: the same four pixels with the same weights
     as OpenCV's linear filter; Pillow drops the fraction of a grey level where OpenCV rounds.
-    Decoders deliver arrays, so this includes the conversion to a Pillow image and back.
+    What another library decoded is converted to a Pillow image first.
     """
     from PIL import Image
 
-    image = Image.fromarray(sample.image_rgb)
+    image = as_pillow(sample.image_rgb)
     step_x, step_y = image.width / input_px, image.height / input_px
     resized = image.transform(
         (input_px, input_px),
@@ -110,40 +109,34 @@ def classification_pillow(sample: Sample, input_px: int) -> dict[str, np.ndarray
         (step_x, 0, 0, 0, step_y, 0),  # from corner to corner; both count from pixel centres
         resample=Image.Resampling.BILINEAR,
     )
-    return _finish(sample, np.asarray(resized))
+    return finish(sample, np.asarray(resized))
 
 
-def cropped(
-    per_sample: Callable[[Sample, int], dict[str, np.ndarray]],
-) -> Callable[[Sample, int], dict[str, np.ndarray]]:
-    """Return a preprocessor of the image's central square, in the image's own proportions.
+def as_pillow(image_rgb: np.ndarray) -> Image.Image:
+    """Return a sample's image as Pillow's; what Pillow decoded already is one."""
+    from PIL import Image
 
-    Cropping first leaves out pixels that a crop after the resize would drop.
+    return Image.fromarray(image_rgb) if isinstance(image_rgb, np.ndarray) else image_rgb
+
+
+def finish(sample: Sample, resized_rgb: np.ndarray) -> dict[str, np.ndarray]:
+    """Normalize pixels into planes, and add label and id.
 
     Args:
-        per_sample: takes the square as its image, a view that is not contiguous.
+        sample: whose label and id.
+        resized_rgb: (S, S, 3) uint8.
 
-    Source: Resize and CenterCrop to one size, as in torchvision; its crops of a random size also
-    come before the resize.
+    Returns:
+        The entries of `contracts.classifier_batch` without the batch axis.
+
+    Raises:
+        ValueError: the largest box's category id is not one of COCO's.
     """
-
-    def crop_first(sample: Sample, input_px: int) -> dict[str, np.ndarray]:
-        height, width = sample.image_rgb.shape[:2]
-        side = min(height, width)
-        top, left = (height - side) // 2, (width - side) // 2
-        square = sample.image_rgb[top : top + side, left : left + side]
-        return per_sample(replace(sample, image_rgb=square), input_px)
-
-    return crop_first
-
-
-def _finish(sample: Sample, resized_rgb: np.ndarray) -> dict[str, np.ndarray]:
-    """Normalize (S, S, 3) uint8 into planes."""
     image = np.empty((3, *resized_rgb.shape[:2]), np.float32)
     for channel in range(3):
         np.multiply(resized_rgb[:, :, channel], SCALE_RGB[channel], out=image[channel])
         image[channel] += SHIFT_RGB[channel]
-    return {"image": image, **_numbers(sample)}
+    return {"image": image, **numbers(sample)}
 
 
 def _resize(image_rgb: np.ndarray, input_px: int) -> np.ndarray:
@@ -152,7 +145,8 @@ def _resize(image_rgb: np.ndarray, input_px: int) -> np.ndarray:
     return cv2.resize(image_rgb, (input_px, input_px), interpolation=cv2.INTER_LINEAR)
 
 
-def _numbers(sample: Sample) -> dict[str, np.ndarray]:
+def numbers(sample: Sample) -> dict[str, np.ndarray]:
+    """Return label and id of a sample, () int64 each; errors as `finish`'s."""
     return {
         "label": np.array(_label(sample.annotation), np.int64),
         "sample_id": np.array(sample.sample_id, np.int64),
