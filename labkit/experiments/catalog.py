@@ -13,7 +13,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from labkit.experiments import loading, main_road, storing, training_loop
+from labkit.experiments import (
+    bottleneck,
+    combined,
+    distributed,
+    opencv_vs_pil,
+    packing,
+    prefetching,
+    preprocessing,
+    roofline,
+    storage,
+    training_loop,
+    workers_and_batches,
+)
 from labkit.machine import media
 from labkit.machine.page_cache import can_evict
 from labkit.parts.storage import slow_disk
@@ -22,7 +34,19 @@ from labkit.settings import AS_PUBLISHED, CORRECTED, PROTOCOLS, Settings, pick, 
 
 CATALOG: dict[str, Callable[[Settings], Experiment]] = {
     build.__name__: build
-    for module in (main_road, storing, loading, training_loop)
+    for module in (
+        bottleneck,
+        prefetching,
+        storage,
+        preprocessing,
+        opencv_vs_pil,
+        combined,
+        packing,
+        workers_and_batches,
+        training_loop,
+        distributed,
+        roofline,
+    )
     for build in module.EXPERIMENTS
 }
 # Experiment -> its own defaults, where the user names no others.  [004] read from a hard disk and

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from labkit.experiments import catalog
-from labkit.experiments.roofline import at_operating_points, over_device_speeds
+from labkit.experiments.device_speeds import at_operating_points, over_device_speeds
 from labkit.machine import gpu
 from labkit.runs.experiment import Experiment
 from labkit.settings import CORRECTED, MODES, change_all, pick, with_new_names

@@ -1,4 +1,4 @@
-"""In depth: what the training loop does beside loading.
+"""Checkpoints, logs, metrics: what the loop does beside loading.  See notebook 12_training_loop.
 
 Most of these experiments keep one batch in memory, so that the loop alone makes an epoch longer
 than the baseline's.  Printing a loss writes a line and waits for the device; variants without the
@@ -8,11 +8,9 @@ loss separate the two.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from labkit.machine import gpu
-from labkit.parts.training.exchange import ALL_REDUCE, NO_SYNC, NOOP
-from labkit.runs.experiment import Dial, Experiment, in_groups
+from labkit.runs.experiment import Dial, Experiment
 from labkit.settings import Settings, change_all
 
 # Settings that the form shows first, where nothing is loaded.
@@ -26,23 +24,6 @@ BATCH_SIZE = 8
 EVERY = (1, 10, 100)
 # A server in the local network answers in a few milliseconds, a distant one in some tens.
 NEAR, FAR = "http_5ms", "http_50ms"
-# Two ranks' all-gather was 58 % slower than more ranks' (gloo#471), so full mode has four, too.
-MACHINES = (2, 4)
-EXCHANGE_PX, EXCHANGE_BATCH_SIZE = 128, 8
-# GPUs of one machine; epochs in seconds that The-AI-Summer/pytorch-ddp reports.
-GPUS = (2, 4)
-GPU_BATCH_SIZE = 32  # of each: enough work for a step to hide a part of the exchange
-ONE_GPU_S = 13.08
-SEVERAL_GPUS_S = {
-    "DataParallel, 2 GPUs": 42.97,
-    "DistributedDataParallel, 2 GPUs": 9.79,
-    "DataParallel, 4 GPUs": 31.32,
-    "DistributedDataParallel, 4 GPUs": 6.11,
-}
-# Bottlenecks that are known beforehand.
-LOADING, COMPUTING, LOSS = "loading", "computing", "loss in loops"
-# With one worker this alone is twice a step of the emulated device, on however many cores.
-JITTER_MS = 6
 
 
 def loss(base: Settings) -> Experiment:
@@ -110,7 +91,7 @@ def stalls(base: Settings) -> Experiment:
 
     Source: [001] section 2.
     """
-    base = replace(_loop_alone(base), epochs=1)
+    base = replace(loop_alone(base), epochs=1)
     return Experiment(
         "stalls",
         question="What does the training loop itself make the device wait for?",
@@ -139,7 +120,7 @@ def checkpoints(base: Settings) -> Experiment:
 
     Source: [001] 3.3.
     """
-    base = _loop_alone(base)
+    base = loop_alone(base)
     by = {"": "sync", ", in a thread": "thread"}
     every = {
         f"every {_steps(n)}{how}": replace(base, checkpoint_every=n, saver=saver)
@@ -168,7 +149,7 @@ def logs(base: Settings) -> Experiment:
 
     Source: [001] 5.1.
     """
-    base = _loop_alone(base)
+    base = loop_alone(base)
     printed = {f"every {_steps(n)}": replace(base, report_every=n, report_to="file") for n in EVERY}
     unread = change_all(printed, "{}, without the loss", report_loss=False)
     shown = change_all(printed | unread, "{}, terminal", report_to="terminal")
@@ -189,7 +170,7 @@ def metric_reports(base: Settings) -> Experiment:
 
     Source: [001] 4.2.
     """
-    base = _loop_alone(base)
+    base = loop_alone(base)
     near = {f"every {_steps(n)}": replace(base, report_every=n, report_to=NEAR) for n in EVERY}
     others = change_all(near, "{}, without the loss", report_loss=False)
     others |= change_all(near, "{}, in the background", report_in_background=True)
@@ -211,7 +192,7 @@ def evaluation(base: Settings) -> Experiment:
 
     Source: [001] section 2.
     """
-    base = _loop_alone(base)
+    base = loop_alone(base)
     every = {
         f"{how}, every {_steps(n)}": replace(base, metrics=how, metrics_every=n)
         for how in ("loops", "vectorized")
@@ -229,7 +210,7 @@ def evaluation(base: Settings) -> Experiment:
     )
 
 
-def _loop_alone(base: Settings) -> Settings:
+def loop_alone(base: Settings) -> Settings:
     """Return settings that keep one batch in memory and never wait for the device."""
     return replace(
         base,
@@ -246,122 +227,4 @@ def _steps(n: int) -> str:
     return "step" if n == 1 else f"{n} steps"
 
 
-def bottlenecks(base: Settings) -> Experiment:
-    """Compare training loops whose bottleneck is known: does timing their phases find it?
-
-    Phases are the host's time.  Where no step waits for the device, its work is counted wherever
-    the host waits next, as in [002]'s loop: so each bottleneck runs with and without that wait.
-
-    Source: [000], [002] 2.
-    """
-    base = replace(
-        _loop_alone(base),  # a step as short as a fast GPU's
-        cache="warm",  # nothing is late but what is meant to be
-        preprocessor="on_device",  # has boxes, which the loss loops over
-        jitter_ms=base.jitter_ms or JITTER_MS,
-        num_workers=1 if base.num_workers is None else base.num_workers,
-        pin_memory=bool(base.pin_memory),  # a copy from ordinary memory waits for the device
-        sync_every=1,
-        epochs=1,
-    )
-    known = {
-        LOADING: replace(base, loader="torch"),
-        COMPUTING: base,
-        LOSS: replace(base, loss="loops"),  # a tenth of a second a step: quick mode leaves it out
-    }
-    every = known | change_all(known, "{}, not synchronized", sync_every=0)
-    quick = {
-        name: every.pop(name) for name in (LOADING, COMPUTING, f"{COMPUTING}, not synchronized")
-    }
-    return Experiment(
-        "bottlenecks",
-        question="Do a loop's phases show what holds it back?",
-        variants=quick,
-        source="[000]: a profile shows whether reading is the bottleneck; [002] 2: time loading, "
-        "forward and backward pass; no figures",
-        in_full=every,
-        knobs=("jitter_ms", "num_workers", "batch_size", "input_px", "device"),
-    )
-
-
-def communication(base: Settings) -> Experiment:
-    """Compare the exchange of gradients over links of several speeds with no exchange at all.
-
-    A small model trains in processes that stand for machines; only its gradients are exchanged.
-
-    Source: [001] 5.1; DISTRIBUTED, "Limited links".
-    """
-    device = base.device or "cpu"
-    base = replace(
-        base,
-        device=device,
-        step=base.step or ("small_classifier" if device != "emulated" else None),
-        preprocessor="classification",
-        loader="resident",
-        cache="as found",
-        num_workers=0,
-        batch_size=base.batch_size or EXCHANGE_BATCH_SIZE,
-        input_px=base.input_px or EXCHANGE_PX,
-        epochs=1,
-    )
-    exchanges = {"no exchange": NOOP, "this machine's loopback": ALL_REDUCE}
-    exchanges |= {f"{n:,} Mbit/s": f"{n}mbit" for n in (1_000, 400, 100, 50)}
-    exchanges["no exchange, no_sync"] = NO_SYNC
-    only_in_full = ("1,000 Mbit/s", "no exchange, no_sync")
-    groups = {
-        f"{ranks} machines": {
-            label: replace(base, ranks=ranks, exchange=exchange)
-            for label, exchange in exchanges.items()
-        }
-        for ranks in MACHINES
-    }
-    fewest = next(iter(groups))
-    return Experiment(
-        "communication",
-        question="How much of a step do machines need to exchange gradients?",
-        **in_groups(groups, lambda group, label: group == fewest and label not in only_in_full),
-        source="[001] 5.1: machines in different modules take much longer; no figure",
-        knobs=("batch_size", "input_px", "images", "device"),
-    )
-
-
-def data_parallel(base: Settings) -> Experiment:
-    """Compare DataParallel with DistributedDataParallel; each GPU has a batch of the same size.
-
-    One batch stays in memory.  Without several GPUs there is nothing to compare.
-
-    Source: [001] 5.3; DISTRIBUTED, "Today's state".
-    """
-    base = replace(
-        base,
-        device=base.device or "cuda",
-        preprocessor="classification",
-        loader="resident",
-        cache="as found",
-        num_workers=0,
-        batch_size=GPU_BATCH_SIZE,
-        epochs=1,
-    )
-    variants = {"1 GPU": base}
-    for gpus in GPUS:
-        at_once: dict[str, Any] = {
-            "exchange": f"data_parallel_{gpus}",
-            "batch_size": gpus * GPU_BATCH_SIZE,
-        }
-        variants[f"DataParallel, {gpus} GPUs"] = replace(base, **at_once)
-        variants[f"DistributedDataParallel, {gpus} GPUs"] = replace(base, ranks=gpus)
-    return Experiment(
-        "data_parallel",
-        question="Do several GPUs train faster by DistributedDataParallel than by DataParallel?",
-        variants=variants,
-        published={label: epoch_s / ONE_GPU_S for label, epoch_s in SEVERAL_GPUS_S.items()},
-        source="[001] 5.3: DistributedDataParallel; the published figures are those of "
-        "The-AI-Summer/pytorch-ddp",
-        knobs=("input_px", "images", "device"),
-    )
-
-
-EXPERIMENTS = (
-    loss, precision, stalls, checkpoints, logs, metric_reports, evaluation,
-    bottlenecks, communication, data_parallel,
-)  # fmt: skip
+EXPERIMENTS = (loss, precision, stalls, checkpoints, logs, metric_reports, evaluation)

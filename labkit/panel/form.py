@@ -13,8 +13,8 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from labkit.analysis.summary import in_common
+from labkit.experiments.device_speeds import has_roofline
 from labkit.experiments.request import Request
-from labkit.experiments.roofline import has_roofline
 from labkit.machine import media
 from labkit.resolve import TABLES, complete_here
 from labkit.runs.experiment import Experiment

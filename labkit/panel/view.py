@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any
 from labkit import units
 from labkit.analysis.stand_ins import stand_in_name
 from labkit.experiments.catalog import CATALOG
+from labkit.experiments.device_speeds import SUFFIX, has_roofline
 from labkit.experiments.request import Request
-from labkit.experiments.roofline import SUFFIX, has_roofline
 from labkit.files import unused, write_whole
 from labkit.machine import hardware
 from labkit.panel import job

@@ -19,7 +19,7 @@ import numpy as np
 from labkit import units
 from labkit.analysis.stand_ins import stand_ins
 from labkit.analysis.summary import Row
-from labkit.experiments import storing
+from labkit.experiments.storage import memory
 from labkit.machine import hardware
 from labkit.report import words
 from labkit.runs.store import StoredRun, earlier_runs
@@ -27,7 +27,7 @@ from labkit.runs.store import StoredRun, earlier_runs
 if TYPE_CHECKING:
     from labkit.report.table import Table
 
-EXPERIMENT = storing.memory.__name__
+EXPERIMENT = memory.__name__
 GB = 1e9
 MOST_GB = 1e9
 

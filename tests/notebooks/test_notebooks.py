@@ -28,12 +28,12 @@ SMALLER = {
 # Nothing is measured here: calibrate in no time, as all tests do, and run few and short trials.
 SHORT = """
 from dataclasses import replace
-from labkit.experiments import main_road
+from labkit.experiments import opencv_vs_pil
 from labkit.runs import calibration, checks
 from labkit.settings import MODES
 calibration.CALIBRATION_S, checks.FREE_LOADER_MIN_AU, checks.EMULATOR_TRIES = 0.1, 0.0, 1
 checks.MAX_ERROR_SHARE = 1.0
-MODES["quick"], main_road.QUICK_SIZES = replace(MODES["quick"], blocks=1, epoch_s=0.1), 1
+MODES["quick"], opencv_vs_pil.QUICK_SIZES = replace(MODES["quick"], blocks=1, epoch_s=0.1), 1
 """
 ALL = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 

@@ -13,7 +13,7 @@ from jpegs import encode, photo, why_missing
 
 import labkit as lab
 from labkit.contracts import Annotation
-from labkit.experiments.main_road import SIZES_PX
+from labkit.experiments.opencv_vs_pil import SIZES_PX
 from labkit.parts.decoding import DECODERS
 from labkit.parts.operations import Operation, make_picture
 from labkit.parts.packing.folder import open_folder, write_folder

@@ -7,8 +7,8 @@ from small import compare
 import labkit as lab
 from labkit import units
 from labkit.contracts import Skip
+from labkit.experiments.device_speeds import over_device_speeds
 from labkit.experiments.request import Request
-from labkit.experiments.roofline import over_device_speeds
 from labkit.parts.devices import EmulatedDevice, Profile
 from labkit.runs import checks
 from labkit.runs.store import TRIALS_FILE, write_info

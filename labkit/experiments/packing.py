@@ -1,4 +1,4 @@
-"""In depth: how the images are stored, what is done ahead of training, and where the data is.
+"""One packed file, or many small ones?  See notebook 10_packing.
 
 The documents name these remedies without a figure, so nothing is published here.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from labkit.runs.experiment import Experiment, in_groups
+from labkit.runs.experiment import Experiment
 from labkit.settings import Settings, change_all
 
 # What the documents name comes first; quick mode has time for these.
@@ -18,10 +18,6 @@ OFFLINE_PX = 224
 THUMBNAIL_PX = 64
 # 1,000 km of fibre and routers, there and back, take about so long: Shenzhen to Chongqing.
 FAR, FAR_WORKERS = "far_20ms_1000mbit", 8
-
-# Percent of the data in memory; quick mode has time for three shares.
-IN_MEMORY, QUICK_IN_MEMORY = (0, 25, 50, 75, 100), (0, 50, 100)
-HARD_DISK, PACKED, SSD = "hard disk", "packed, in order", "SSD"
 
 
 def packing(base: Settings) -> Experiment:
@@ -125,34 +121,4 @@ def distance(base: Settings) -> Experiment:
     )
 
 
-def memory(base: Settings) -> Experiment:
-    """Compare media and packing where memory holds a part of the data, as with most data sets.
-
-    The part is the same before every epoch, and a group of its own.
-
-    Source: EVIDENCE 2, "How much of the data memory holds".
-    """
-    # Every epoch begins with the same share: a second one would only repeat the first.
-    base = replace(base, preprocessor="classification", subset="first", epochs=1)
-    # Read at random, a pack takes an access for each image, as files do.
-    arms = {
-        HARD_DISK: replace(base, storage="hdd", packing="folder"),
-        PACKED: replace(base, storage="hdd", packing="raw", order="sequential"),
-        SSD: replace(base, storage="ssd", packing="folder"),
-    }
-    groups = {f"{n} % in memory": change_all(arms, cached=n) for n in IN_MEMORY}
-    quick = [f"{n} % in memory" for n in QUICK_IN_MEMORY]
-    return Experiment(
-        "memory",
-        question="What do an SSD and packing save if memory holds part of the data?",
-        **in_groups(groups, lambda group, label: group in quick),
-        source="[001] 3.1.2, [004] section 3.2: no figures for data larger than memory",
-        notes=(
-            "data that is copied first to an SSD takes the SSD's time, and once that of the copy: "
-            "see labkit advise",
-        ),
-        knobs=("num_workers", "batch_size", "input_px", "decoder", "device"),
-    )
-
-
-EXPERIMENTS = (packing, small_files, offline, distance, memory)
+EXPERIMENTS = (packing, small_files, offline, distance)

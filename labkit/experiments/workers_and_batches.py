@@ -1,4 +1,4 @@
-"""In depth: the loader's settings, one experiment each, and the loaders beside each other.
+"""Workers, batches, loaders?  See notebook 11_workers_and_batches.
 
 All variants work on the same images, so batch sizes can be compared only where an epoch is a whole
 number of each.
@@ -10,9 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 from labkit import units
-from labkit.experiments.main_road import PUBLISHED
 from labkit.machine import hardware
-from labkit.runs.experiment import Experiment, in_groups
+from labkit.runs.experiment import Experiment
 from labkit.settings import Settings, change_all, vary
 
 # [002] writes "usually 8 or 12": so many are tried one by one, more only by doubling.
@@ -23,17 +22,6 @@ JITTER_MS = 40
 # those that are late.
 WAITING_WORKERS = 4
 SHORT_EPOCHS, SHORT_EPOCH_IMAGES = 8, 64
-# prefetch_generator keeps one batch, and its thread holds another.
-THREAD_BATCHES = 2
-RANKS = (1, 2, 4)
-# Preprocessor -> the one that does its work on the device; "on_device" for all detectors'.
-FINISHED_ON_DEVICE = {
-    "classification": "classification_on_device",
-    "classification_on_device": "classification_on_device",
-    "classification_crop": "classification_crop_on_device",
-    "classification_crop_on_device": "classification_crop_on_device",
-}
-TEXTBOOK_PX = 224  # side of the input in most tutorials
 
 
 def workers(base: Settings) -> Experiment:
@@ -87,40 +75,6 @@ def prefetch_factor(base: Settings) -> Experiment:
         source="[000], [001] 1.5: each worker loads ahead, CPU and GPU work at once; no figure",
         in_full={"16 batches each": replace(base, prefetch_factor=16)},
         knobs=("num_workers", "jitter_ms", "batch_size", "preprocessor", "device"),
-    )
-
-
-def pin_memory(base: Settings) -> Experiment:
-    """Compare batches in pinned and pageable memory, with and without a side stream.
-
-    The emulated device follows CUDA's rules: a copy runs beside computation only from pinned
-    memory and on another stream.
-
-    Source: [001] 1.6, [002], [003], [004] 2.2.
-    """
-    plain = replace(base, pin_memory=False, prefetcher="none", sync_every=1)
-    how = {
-        "not pinned": plain,
-        "pinned": replace(plain, pin_memory=True),
-        "not pinned, side stream": replace(plain, prefetcher="data_prefetcher"),
-        "pinned, side stream": replace(plain, pin_memory=True, prefetcher="data_prefetcher"),
-    }
-    seldom = change_all(how, "{}, no waiting", sync_every=0)
-    quick = how | {"pinned, no waiting": seldom.pop("pinned, no waiting")}
-    sleeping = {}
-    # By default the host keeps a core busy while it waits, which the workers lack.
-    if base.profile == Settings.profile:
-        sleeping = change_all(how, "{}, sleeping", profile="calibrated_sleeping")
-    # Bytes and boxes instead of finished float32 planes: a tenth to copy.
-    small = change_all(how, "{}, uint8", preprocessor="on_device")
-    return Experiment(
-        "pin_memory",
-        question="Do page-locked batches and a side stream hide the copy to the device?",
-        variants=quick,
-        source="[001] 1.6, [002]: saves a little; [003], [004] 2.2: overlap needs pinned memory "
-        "and a side stream",
-        in_full=seldom | sleeping | small,
-        knobs=("num_workers", "batch_size", "input_px", "device"),
     )
 
 
@@ -265,93 +219,6 @@ def opencv_threads(base: Settings) -> Experiment:
     )
 
 
-def prefetching_in_depth(base: Settings) -> Experiment:
-    """Compare prefetch_generator and data_prefetcher with loaders that load as far ahead.
-
-    A thread keeps up to two batches more than W workers with f batches each, so (W × f + 2) / W
-    each is the same depth without a thread.
-
-    Source: [004] 2.1 and experiment 1, and its critics.
-    """
-    count = max(2, hardware.cores() // 2)  # what an unset num_workers is
-    deep = base.prefetch_factor + -(-THREAD_BATCHES // count)
-    pinned = replace(base, num_workers=count, prefetcher="none", pin_memory=True)
-    alone = replace(pinned, num_workers=0)
-    thread, side = "prefetch_generator", "data_prefetcher"
-    quick = {
-        "original": pinned,
-        thread: replace(pinned, prefetcher=thread),
-        "equal depth": replace(pinned, prefetch_factor=deep),
-        "no workers": alone,
-        f"no workers, {thread}": replace(alone, prefetcher=thread),
-    }
-    pageable = change_all(quick, "{}, not pinned", pin_memory=False)
-    streams = {
-        side: replace(pinned, prefetcher=side),
-        f"{side}, not pinned": replace(pinned, prefetcher=side, pin_memory=False),
-        f"no workers, {side}": replace(alone, prefetcher=side),
-        f"{side}, step first": replace(pinned, prefetcher=f"{side}_step_first"),
-    }
-    waiting = {"original": pinned, thread: quick[thread], **streams}
-    seldom = change_all(waiting, "{}, no waiting", sync_every=0)
-    # As [003] and [004] print it: bytes are copied, and normalized on the side stream too.
-    pixels = replace(pinned, preprocessor=FINISHED_ON_DEVICE.get(base.preprocessor, "on_device"))
-    as_bytes = {
-        "original, uint8": pixels,
-        f"{side}, uint8": replace(pixels, prefetcher=side),
-        f"{side}, uint8, as printed": replace(
-            pixels, prefetcher=f"{side}_normalizing", device="cuda"
-        ),
-    }
-    return Experiment(
-        "prefetching_in_depth",
-        question="Is prefetch_generator worth anything beside the loader's own queue?",
-        variants=quick,
-        published={thread: PUBLISHED["prefetching"][thread]},
-        source="[004] 2.1 and experiment 1; disputed, as the loader has a queue of its own",
-        in_full=pageable | streams | seldom | as_bytes,
-        knobs=("batch_size", "preprocessor", "device"),
-    )
-
-
-def ranks(base: Settings) -> Experiment:
-    """Compare 1, 2 and 4 processes that train together, each with a GPU, with equally many workers.
-
-    Where the loader is the limit, more GPUs bring nothing: they share this machine's cores.  Of
-    simulated GPUs without a speed, one group trains a third as fast as the loader, so that two do
-    not reach its speed and four do, and one twice as fast.
-
-    Source: [001] 5.3; DISTRIBUTED, "Loading with several ranks".
-    """
-    workers = max(RANKS[-1], hardware.cores() // RANKS[-1] * RANKS[-1])
-    base = replace(
-        base,
-        device=base.device or "emulated",
-        num_workers=workers if base.num_workers is None else base.num_workers,
-        epochs=1,
-    )
-    labels = {f"{n} GPUs" if n > 1 else "1 GPU": replace(base, ranks=n) for n in RANKS}
-    grouped: dict[str, Any] = {"variants": labels}
-    if base.device == "emulated" and not base.has_device_speed:
-        speeds = {
-            "GPUs a third as fast as the loader": 1 / 3,
-            "GPUs twice as fast as the loader": 2.0,
-        }
-        grouped = in_groups(
-            dict.fromkeys(speeds, labels),
-            # Where two bring nothing, quick mode need not show that four bring no more.
-            lambda group, label: speeds[group] < 1 or labels[label].ranks < RANKS[-1],
-        )
-        grouped["tasks"] = {name: {"x": speeds[group]} for name, group in grouped["groups"].items()}
-    return Experiment(
-        "ranks",
-        question="Does adding GPUs help if they share the CPU?",
-        source="[001] 5.3: one process per GPU; no figure",
-        knobs=("num_workers", "batch_size", "preprocessor", "device"),
-        **grouped,
-    )
-
-
 def rivals(base: Settings) -> Experiment:
     """Compare the usual loaders on the same work, each with as many threads as torch has workers.
 
@@ -385,48 +252,6 @@ def rivals(base: Settings) -> Experiment:
             "num_workers", "prefetch_factor", "batch_size", "input_px", "cache", "step", "device",
         ),
     )  # fmt: skip
-
-
-def textbook(base: Settings) -> Experiment:
-    """Compare PyTorch's ImageNet example with faster parts, each added to the last.
-
-    Files are in memory, so that the processor alone limits loading.  The emulated device trains
-    what the tutorials train: the calibrated one would be too slow to show what these parts gain.
-
-    Source: pytorch/examples, imagenet/main.py.
-    """
-    base = replace(
-        base,
-        cache="warm",
-        num_workers=hardware.cores() if base.num_workers is None else base.num_workers,
-        input_px=base.input_px or TEXTBOOK_PX,
-        profile=base.profile if base.has_device_speed else "resnet50_a100",
-    )
-    pillow = replace(base, decoder="pillow", preprocessor="classification_crop_pillow")
-    opencv = replace(base, decoder="opencv", preprocessor="classification_crop")
-    uint8 = replace(base, decoder="simplejpeg", preprocessor="classification_crop_on_device")
-    scaled = replace(uint8, decoder="simplejpeg_scaled")
-    return Experiment(
-        "textbook",
-        question="How much faster than the tutorials' pipeline can this processor load?",
-        variants={
-            "textbook": pillow,
-            "with OpenCV": opencv,
-            "with simplejpeg, uint8": uint8,
-            "with scaled decoding": scaled,
-            "with threads": replace(scaled, loader="threads"),
-        },
-        source="PyTorch's ImageNet example: Pillow, RandomResizedCrop, flip, normalize in each "
-        "worker",
-        notes=(
-            "each variant keeps the changes of the variants above it; with uint8, workers send "
-            "pixels and the device normalizes them",
-            "crop and flip are drawn from seed, epoch and image, so all variants deliver the same",
-            "scaled decoding makes an image smaller only where its crop keeps the input's size",
-            "Pillow and OpenCV average the pixels of a crop that they shrink",
-        ),
-        knobs=("num_workers", "batch_size", "input_px", "device_speed", "device"),
-    )
 
 
 def tf_data(base: Settings) -> Experiment:
@@ -479,7 +304,6 @@ def _light(base: Settings) -> Settings:
 
 
 EXPERIMENTS = (
-    workers, prefetch_factor, pin_memory, persistent_workers, short_epochs, batch_size,
-    batch_size_powers, sampling, opencv_threads, prefetching_in_depth, textbook, ranks, rivals,
-    tf_data, num_parallel_reads,
+    workers, prefetch_factor, persistent_workers, short_epochs, batch_size, batch_size_powers,
+    sampling, opencv_threads, rivals, tf_data, num_parallel_reads,
 )  # fmt: skip

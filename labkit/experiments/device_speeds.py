@@ -1,0 +1,163 @@
+"""The same variants at several speeds of the device.
+
+    variants × device speeds, one group per speed ─┬─▶ an Experiment: what each saves at each speed
+    each variant's loading alone, a group too      ┴─▶ one of the kind "roofline"
+
+A speed is a multiple of the baseline's loading rate, x, which the run measures.  A real device is
+measured at its own speed and, by training on each batch several times, at slower ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from labkit.analysis.roofline import ALONE
+from labkit.analysis.summary import STEP, is_floor
+from labkit.resolve import traits
+from labkit.runs.experiment import EPOCHS, ROOFLINE, Experiment, in_groups
+from labkit.settings import change_all, with_settings
+
+# EVIDENCE 2, "The roofline".  Quick mode leaves out 1.4, where little differs from 1 and 2: with
+# it, the five variants of textbook take more than a minute.
+QUICK_SPEEDS = (1.0, 2.0, 4.0)
+SPEEDS = (0.5, 1.0, 1.4, 2.0, 2.8, 4.0, 8.0)
+# A real device is often slower than twice the loader; then these would leave its own speed alone.
+QUICK_REAL_SPEEDS = (0.5, 1.0, 2.0)
+# EVIDENCE 1, "Operating point": of experiments whose remedies save most at one of them.
+POINTS, QUICK_POINTS = (1.0, 2.0, 0.5, 4.0), (1.0, 2.0)
+THIS_DEVICE = "this GPU"
+SUFFIX = "_roofline"
+
+
+def has_roofline(experiment: Experiment) -> bool:
+    """Return whether an experiment compares epochs whose baseline loads and trains every batch."""
+    known = {**experiment.variants, **experiment.in_full}
+    base = traits(vars(known[experiment.baseline]))
+    is_plain = experiment.kind == EPOCHS and not experiment.tasks
+    return is_plain and not base.leaves_out
+
+
+def at_operating_points(experiment: Experiment) -> Experiment:
+    """Return an experiment that measures another one's variants at several device speeds.
+
+    What a remedy saves depends on x, the device's rate ÷ the baseline's loading rate: fetching
+    ahead saves most at 1, a faster loader where x is above 1.  The device is a simulated one.
+
+    Args:
+        experiment: what to compare; each of its variants loads and trains every batch.
+    """
+    known = {**experiment.variants, **experiment.in_full}
+    # The first variant of a group is its baseline.
+    ordered = {experiment.baseline: known[experiment.baseline], **known}
+    points = {f"x = {x:g}": x for x in POINTS}
+    grouped = in_groups(
+        dict.fromkeys(points, change_all(ordered, device="emulated")),
+        lambda group, label: points[group] in QUICK_POINTS and label in experiment.variants,
+    )
+    return replace(
+        experiment,
+        **grouped,
+        tasks={name: {"x": points[group]} for name, group in grouped["groups"].items()},
+        baseline=f"{next(iter(points))}: {experiment.baseline}",
+        at_points=False,
+        published={
+            f"{group}: {label}": figure
+            for group in points
+            for label, figure in experiment.published.items()
+            if f"{group}: {label}" in grouped["groups"]
+        },
+    )
+
+
+def over_device_speeds(experiment: Experiment, cache: str | None = None) -> Experiment:
+    """Return an experiment that measures another one's variants at several device speeds.
+
+    The device is an emulated one unless the baseline names another, and a trial has one epoch.
+    Variants that leave out loading or computing are left out, and those that differ from another
+    in what happens between epochs only.
+
+    Args:
+        experiment: what to compare, with the variants that the mode measures.
+        cache: page cache before the epoch; unset: the baseline's.  Of an experiment that compares
+            cold with warm, the variants in that state stay, and those whose files are always in
+            memory; the state ends the roofline's name.
+
+    Raises:
+        ValueError: it times something else, its epochs load nothing, fewer than two variants
+            stay, or its device is the CPU, which loads the data, too.
+    """
+    if not has_roofline(experiment):
+        raise ValueError(
+            "experiment must time epochs that load every batch and train with it, got "
+            f"{experiment.name}; take another one, as preprocessing"
+        )
+    known = {**experiment.variants, **experiment.in_full}
+    base = known[experiment.baseline]
+    device = base.device or "emulated"
+    if traits(vars(base)).on_cpu:
+        raise ValueError(
+            f"device must be emulated or cuda for a roofline, got {device}; choose one of them"
+        )
+    wanted = with_settings(base, {"cache": cache or base.cache})
+    kept = {label: its for label, its in known.items() if not is_floor(vars(its), vars(base))}
+    # The baseline last, as the later of two that are alike stays.
+    in_turn = sorted(kept, key=lambda label: label == experiment.baseline)
+    alike = {replace(kept[label], persistent_workers=False): label for label in in_turn}
+    kept = {label: its for label, its in kept.items() if label in alike.values()}
+    name, about = f"{experiment.name}{SUFFIX}", experiment.name
+    states = {settings.cache for settings in kept.values()}
+    if len(states) > 1:
+        if wanted.cache not in states:
+            raise ValueError(
+                f"cache must be {' or '.join(sorted(states))} for a roofline of {experiment.name}, "
+                f"got {wanted.cache}; leave it out"
+            )
+        state = wanted.cache.replace(" ", "_")
+        name, about = f"{name}_{state}", f"{about}, {wanted.cache} epoch"
+        kept = {
+            label: settings
+            for label, settings in kept.items()
+            if settings.cache == wanted.cache or traits(vars(settings)).in_memory
+        }
+    else:
+        kept = change_all(kept, cache=wanted.cache)
+    if len(kept) < 2:
+        raise ValueError(
+            "variants must be at least two for a roofline, which compares pipelines, got "
+            f"{', '.join(kept) or 'none'}; choose more, or full mode"
+        )
+    baseline = next((label for label, its in kept.items() if its == wanted), next(iter(kept)))
+    # The first variant of a group is its baseline.
+    kept = change_all({baseline: kept[baseline], **kept}, device=device, epochs=1, step_repeats=1)
+    is_real = not traits({"device": device}).emulated
+    steps = {label: [getattr(its, name) for name in STEP] for label, its in kept.items()}
+    if is_real and (others := [label for label in kept if steps[label] != steps[baseline]]):
+        raise ValueError(
+            f"variants must train alike for a roofline on device {device}, whose speed is measured "
+            f"once, got {others[0]}; choose others"
+        )
+    sign, quick_speeds = ("≈", QUICK_REAL_SPEEDS) if is_real else ("=", QUICK_SPEEDS)
+    speeds = {f"x {sign} {x:g}": x for x in SPEEDS}
+    quick = {ALONE, THIS_DEVICE, *(group for group, x in speeds.items() if x in quick_speeds)}
+    groups = dict.fromkeys([*speeds, *([THIS_DEVICE] * is_real)], kept)
+    groups[ALONE] = change_all(kept, step="nothing")
+    grouped = in_groups(
+        groups, lambda group, label: group in quick and label in experiment.variants
+    )
+    return replace(
+        experiment,
+        name=name,
+        kind=ROOFLINE,
+        question=f"{about}: how fast would you train on a slower or faster GPU?",
+        **grouped,
+        tasks={name: {"x": speeds.get(group)} for name, group in grouped["groups"].items()},
+        baseline=f"{THIS_DEVICE if is_real else 'x = 1'}: {baseline}",
+        # A published time needs a loader that is as much faster; at some speed every gain is met.
+        published={
+            f"{ALONE}: {label}": figure
+            for label, figure in experiment.published.items()
+            if f"{ALONE}: {label}" in grouped["variants"] and baseline == experiment.baseline
+        },
+        as_published={},
+        dial=None,
+    )

@@ -1,0 +1,144 @@
+"""More GPUs, one loader?  See notebook 13_distributed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from labkit.machine import hardware
+from labkit.parts.training.exchange import ALL_REDUCE, NO_SYNC, NOOP
+from labkit.runs.experiment import Experiment, in_groups
+from labkit.settings import Settings
+
+RANKS = (1, 2, 4)
+# Two ranks' all-gather was 58 % slower than more ranks' (gloo#471), so full mode has four, too.
+MACHINES = (2, 4)
+EXCHANGE_PX, EXCHANGE_BATCH_SIZE = 128, 8
+# GPUs of one machine; epochs in seconds that The-AI-Summer/pytorch-ddp reports.
+GPUS = (2, 4)
+GPU_BATCH_SIZE = 32  # of each: enough work for a step to hide a part of the exchange
+ONE_GPU_S = 13.08
+SEVERAL_GPUS_S = {
+    "DataParallel, 2 GPUs": 42.97,
+    "DistributedDataParallel, 2 GPUs": 9.79,
+    "DataParallel, 4 GPUs": 31.32,
+    "DistributedDataParallel, 4 GPUs": 6.11,
+}
+
+
+def ranks(base: Settings) -> Experiment:
+    """Compare 1, 2 and 4 processes that train together, each with a GPU, with equally many workers.
+
+    Where the loader is the limit, more GPUs bring nothing: they share this machine's cores.  Of
+    simulated GPUs without a speed, one group trains a third as fast as the loader, so that two do
+    not reach its speed and four do, and one twice as fast.
+
+    Source: [001] 5.3; DISTRIBUTED, "Loading with several ranks".
+    """
+    workers = max(RANKS[-1], hardware.cores() // RANKS[-1] * RANKS[-1])
+    base = replace(
+        base,
+        device=base.device or "emulated",
+        num_workers=workers if base.num_workers is None else base.num_workers,
+        epochs=1,
+    )
+    labels = {f"{n} GPUs" if n > 1 else "1 GPU": replace(base, ranks=n) for n in RANKS}
+    grouped: dict[str, Any] = {"variants": labels}
+    if base.device == "emulated" and not base.has_device_speed:
+        speeds = {
+            "GPUs a third as fast as the loader": 1 / 3,
+            "GPUs twice as fast as the loader": 2.0,
+        }
+        grouped = in_groups(
+            dict.fromkeys(speeds, labels),
+            # Where two bring nothing, quick mode need not show that four bring no more.
+            lambda group, label: speeds[group] < 1 or labels[label].ranks < RANKS[-1],
+        )
+        grouped["tasks"] = {name: {"x": speeds[group]} for name, group in grouped["groups"].items()}
+    return Experiment(
+        "ranks",
+        question="Does adding GPUs help if they share the CPU?",
+        source="[001] 5.3: one process per GPU; no figure",
+        knobs=("num_workers", "batch_size", "preprocessor", "device"),
+        **grouped,
+    )
+
+
+def communication(base: Settings) -> Experiment:
+    """Compare the exchange of gradients over links of several speeds with no exchange at all.
+
+    A small model trains in processes that stand for machines; only its gradients are exchanged.
+
+    Source: [001] 5.1; DISTRIBUTED, "Limited links".
+    """
+    device = base.device or "cpu"
+    base = replace(
+        base,
+        device=device,
+        step=base.step or ("small_classifier" if device != "emulated" else None),
+        preprocessor="classification",
+        loader="resident",
+        cache="as found",
+        num_workers=0,
+        batch_size=base.batch_size or EXCHANGE_BATCH_SIZE,
+        input_px=base.input_px or EXCHANGE_PX,
+        epochs=1,
+    )
+    exchanges = {"no exchange": NOOP, "this machine's loopback": ALL_REDUCE}
+    exchanges |= {f"{n:,} Mbit/s": f"{n}mbit" for n in (1_000, 400, 100, 50)}
+    exchanges["no exchange, no_sync"] = NO_SYNC
+    only_in_full = ("1,000 Mbit/s", "no exchange, no_sync")
+    groups = {
+        f"{ranks} machines": {
+            label: replace(base, ranks=ranks, exchange=exchange)
+            for label, exchange in exchanges.items()
+        }
+        for ranks in MACHINES
+    }
+    fewest = next(iter(groups))
+    return Experiment(
+        "communication",
+        question="How much of a step do machines need to exchange gradients?",
+        **in_groups(groups, lambda group, label: group == fewest and label not in only_in_full),
+        source="[001] 5.1: machines in different modules take much longer; no figure",
+        knobs=("batch_size", "input_px", "images", "device"),
+    )
+
+
+def data_parallel(base: Settings) -> Experiment:
+    """Compare DataParallel with DistributedDataParallel; each GPU has a batch of the same size.
+
+    One batch stays in memory.  Without several GPUs there is nothing to compare.
+
+    Source: [001] 5.3; DISTRIBUTED, "Today's state".
+    """
+    base = replace(
+        base,
+        device=base.device or "cuda",
+        preprocessor="classification",
+        loader="resident",
+        cache="as found",
+        num_workers=0,
+        batch_size=GPU_BATCH_SIZE,
+        epochs=1,
+    )
+    variants = {"1 GPU": base}
+    for gpus in GPUS:
+        at_once: dict[str, Any] = {
+            "exchange": f"data_parallel_{gpus}",
+            "batch_size": gpus * GPU_BATCH_SIZE,
+        }
+        variants[f"DataParallel, {gpus} GPUs"] = replace(base, **at_once)
+        variants[f"DistributedDataParallel, {gpus} GPUs"] = replace(base, ranks=gpus)
+    return Experiment(
+        "data_parallel",
+        question="Do several GPUs train faster by DistributedDataParallel than by DataParallel?",
+        variants=variants,
+        published={label: epoch_s / ONE_GPU_S for label, epoch_s in SEVERAL_GPUS_S.items()},
+        source="[001] 5.3: DistributedDataParallel; the published figures are those of "
+        "The-AI-Summer/pytorch-ddp",
+        knobs=("input_px", "images", "device"),
+    )
+
+
+EXPERIMENTS = (ranks, communication, data_parallel)

@@ -1,0 +1,75 @@
+"""OpenCV or Pillow?  See notebook 05_opencv_vs_pil."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from labkit.experiments.sweep import timed_alone
+from labkit.runs.experiment import Experiment
+from labkit.runs.operation_trials import OPERATIONS
+from labkit.settings import Settings
+
+# Width and height of the pictures.  Only full mode measures the larger ones: every trial has a
+# process of its own, and the first two sizes already are 186 trials in quick mode.
+SIZES_PX = ((320, 240), (640, 480), (1280, 960), (1920, 1440))
+QUICK_SIZES = 2
+
+
+def opencv_vs_pil(base: Settings) -> Experiment:
+    """Compare libraries that decode and resize, by the time of an epoch.
+
+    Source: [000], OpenCV or PIL.
+    """
+
+    def by(decoder: str) -> Settings:  # OpenCV resizes for those that only decode
+        return replace(base, decoder=decoder, preprocessor="classification")
+
+    return Experiment(
+        "opencv_vs_pil",
+        question="Does OpenCV instead of PIL shorten the epoch?",
+        variants={
+            "pillow": replace(base, decoder="pillow", preprocessor="classification_pillow"),
+            "opencv": by("opencv"),
+            "simplejpeg": by("simplejpeg"),
+        },
+        source="[000], OpenCV or PIL: mostly OpenCV, its chart is lost",
+        in_full={
+            "kornia-rs": by("kornia_rs"),
+            "torchvision": by("torchvision"),
+            "simplejpeg, scaled": by("simplejpeg_scaled"),
+        },
+        at_points=True,
+        main_road=True,
+        knobs=("num_workers", "batch_size", "input_px", "cv2_threads", "cache", "device"),
+    )
+
+
+def operations(base: Settings) -> Experiment:
+    """Compare libraries by single image operations, each at several sizes.
+
+    Every operation at one size is a group with a baseline of its own.
+
+    Source: [000], OpenCV vs PIL (kaggle yukia18).
+    """
+    sizes = {
+        f"{operation}, {width}×{height}": (operation, {"width_px": width, "height_px": height})
+        for operation in dict.fromkeys(name for name, _ in OPERATIONS)
+        for width, height in SIZES_PX
+    }
+    quick = tuple(f", {width}×{height}" for width, height in SIZES_PX[:QUICK_SIZES])
+    return timed_alone(
+        base,
+        "operations",
+        sizes,
+        is_quick=lambda group, library: group.endswith(quick),
+        question="Which library does which image operation faster?",
+        source="[000] OpenCV vs PIL (kaggle yukia18): chart lost",
+        notes=(
+            "pictures larger than the data's photographs are enlarged ones: smoother than a "
+            "camera's, with fewer bytes per pixel to decode",
+        ),
+        main_road=True,
+    )
+
+
+EXPERIMENTS = (opencv_vs_pil, operations)

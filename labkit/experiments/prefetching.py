@@ -1,0 +1,140 @@
+"""Does prefetching help?  See notebook 02_prefetching."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from labkit.experiments.sweep import as_in_the_document
+from labkit.machine import hardware
+from labkit.runs.experiment import Experiment
+from labkit.settings import Settings, change_all
+
+# Normalized times that [004] reported: the bar labels of its charts (DOCUMENTS 0.1).
+PUBLISHED = {
+    "original": 1.000,
+    "prefetch_generator": 0.894,
+    "data_prefetcher": 0.891,
+    "both": 0.897,
+}
+# prefetch_generator keeps one batch, and its thread holds another.
+THREAD_BATCHES = 2
+# Preprocessor -> the one that does its work on the device; "on_device" for all detectors'.
+FINISHED_ON_DEVICE = {
+    "classification": "classification_on_device",
+    "classification_on_device": "classification_on_device",
+    "classification_crop": "classification_crop_on_device",
+    "classification_crop_on_device": "classification_crop_on_device",
+}
+
+
+def prefetching(base: Settings) -> Experiment:
+    """Compare the loader alone with two ways to fetch the next batch ahead.
+
+    Source: [004] section 3.1, experiment 1.
+    """
+    variants = {
+        "original": replace(base, prefetcher="none"),
+        "prefetch_generator": replace(base, prefetcher="prefetch_generator"),
+        "data_prefetcher": replace(base, prefetcher="data_prefetcher"),
+        "both": replace(base, prefetcher="both"),
+    }
+    return Experiment(
+        "prefetching",
+        question="Does fetching the next batch ahead shorten the epoch?",
+        variants=variants,
+        published=PUBLISHED,
+        source="[004] section 3.1, experiment 1",
+        as_published=as_in_the_document(variants),
+        at_points=True,
+        main_road=True,
+        knobs=(
+            "num_workers", "prefetch_factor", "pin_memory", "sync_every", "batch_size", "input_px",
+            "preprocessor", "device",
+        ),
+    )  # fmt: skip
+
+
+def prefetching_in_depth(base: Settings) -> Experiment:
+    """Compare prefetch_generator and data_prefetcher with loaders that load as far ahead.
+
+    A thread keeps up to two batches more than W workers with f batches each, so (W × f + 2) / W
+    each is the same depth without a thread.
+
+    Source: [004] 2.1 and experiment 1, and its critics.
+    """
+    count = max(2, hardware.cores() // 2)  # what an unset num_workers is
+    deep = base.prefetch_factor + -(-THREAD_BATCHES // count)
+    pinned = replace(base, num_workers=count, prefetcher="none", pin_memory=True)
+    alone = replace(pinned, num_workers=0)
+    thread, side = "prefetch_generator", "data_prefetcher"
+    quick = {
+        "original": pinned,
+        thread: replace(pinned, prefetcher=thread),
+        "equal depth": replace(pinned, prefetch_factor=deep),
+        "no workers": alone,
+        f"no workers, {thread}": replace(alone, prefetcher=thread),
+    }
+    pageable = change_all(quick, "{}, not pinned", pin_memory=False)
+    streams = {
+        side: replace(pinned, prefetcher=side),
+        f"{side}, not pinned": replace(pinned, prefetcher=side, pin_memory=False),
+        f"no workers, {side}": replace(alone, prefetcher=side),
+        f"{side}, step first": replace(pinned, prefetcher=f"{side}_step_first"),
+    }
+    waiting = {"original": pinned, thread: quick[thread], **streams}
+    seldom = change_all(waiting, "{}, no waiting", sync_every=0)
+    # As [003] and [004] print it: bytes are copied, and normalized on the side stream too.
+    pixels = replace(pinned, preprocessor=FINISHED_ON_DEVICE.get(base.preprocessor, "on_device"))
+    as_bytes = {
+        "original, uint8": pixels,
+        f"{side}, uint8": replace(pixels, prefetcher=side),
+        f"{side}, uint8, as printed": replace(
+            pixels, prefetcher=f"{side}_normalizing", device="cuda"
+        ),
+    }
+    return Experiment(
+        "prefetching_in_depth",
+        question="Is prefetch_generator worth anything beside the loader's own queue?",
+        variants=quick,
+        published={thread: PUBLISHED[thread]},
+        source="[004] 2.1 and experiment 1; disputed, as the loader has a queue of its own",
+        in_full=pageable | streams | seldom | as_bytes,
+        knobs=("batch_size", "preprocessor", "device"),
+    )
+
+
+def pin_memory(base: Settings) -> Experiment:
+    """Compare batches in pinned and pageable memory, with and without a side stream.
+
+    The emulated device follows CUDA's rules: a copy runs beside computation only from pinned
+    memory and on another stream.
+
+    Source: [001] 1.6, [002], [003], [004] 2.2.
+    """
+    plain = replace(base, pin_memory=False, prefetcher="none", sync_every=1)
+    how = {
+        "not pinned": plain,
+        "pinned": replace(plain, pin_memory=True),
+        "not pinned, side stream": replace(plain, prefetcher="data_prefetcher"),
+        "pinned, side stream": replace(plain, pin_memory=True, prefetcher="data_prefetcher"),
+    }
+    seldom = change_all(how, "{}, no waiting", sync_every=0)
+    quick = how | {"pinned, no waiting": seldom.pop("pinned, no waiting")}
+    sleeping = {}
+    # By default the host keeps a core busy while it waits, which the workers lack.
+    if base.profile == Settings.profile:
+        sleeping = change_all(how, "{}, sleeping", profile="calibrated_sleeping")
+    # Bytes and boxes instead of finished float32 planes: a tenth to copy.
+    small = change_all(how, "{}, uint8", preprocessor="on_device")
+    return Experiment(
+        "pin_memory",
+        question="Do page-locked batches and a side stream hide the copy to the device?",
+        variants=quick,
+        source="[001] 1.6, [002]: saves a little; [003], [004] 2.2: overlap needs pinned memory "
+        "and a side stream",
+        in_full=seldom | sleeping | small,
+        knobs=("num_workers", "batch_size", "input_px", "device"),
+    )
+
+
+EXPERIMENTS = (prefetching, prefetching_in_depth, pin_memory)

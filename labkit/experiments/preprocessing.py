@@ -1,0 +1,57 @@
+"""Does simpler preprocessing help?  See notebook 04_preprocessing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from labkit.experiments.sweep import timed_alone
+from labkit.runs.experiment import Experiment
+from labkit.runs.operation_trials import SAMPLE
+from labkit.settings import Settings
+
+# Normalized times that [004] reported: the bar labels of its charts (DOCUMENTS 0.1).
+PUBLISHED = {"original": 1.000, "simplified": 0.661}
+# COCO has 80 classes, ImageNet 1,000.
+LABEL_NAMES = (10, 100, 1_000, 10_000)
+CONFIGURATION_KB = (10, 1_000)
+
+
+def preprocessing(base: Settings) -> Experiment:
+    """Compare the documents' preprocessing in loops with simpler code for the same work.
+
+    Source: [004] section 3.3, experiment 3.
+    """
+    return Experiment(
+        "preprocessing",
+        question="How much time does simpler preprocessing code save?",
+        variants={
+            "original": replace(base, preprocessor="loops"),
+            "vectorized": replace(base, preprocessor="vectorized"),
+            "simplified": replace(base, preprocessor="on_device"),
+        },
+        published=PUBLISHED,
+        source="[004] section 3.3, experiment 3",
+        main_road=True,
+        knobs=("num_workers", "batch_size", "input_px", "decoder", "cache", "device"),
+    )
+
+
+def lookups(base: Settings) -> Experiment:
+    """Compare ways to look labels up and to keep a configuration, beside the time of a sample.
+
+    Source: [001] 2.1.
+    """
+    sizes = {f"label among {n:,} names": ("label", {"names": n}) for n in LABEL_NAMES}
+    sizes |= {
+        f"configuration of {n:,} KB": ("configuration", {"kilobytes": n}) for n in CONFIGURATION_KB
+    }
+    return timed_alone(
+        base,
+        "lookups",
+        {**sizes, SAMPLE: (SAMPLE, {})},
+        question="How much time do list look-ups and repeated parsing cost?",
+        source="[001] 2.1: load the configuration once, look up in a dict; no figure",
+    )
+
+
+EXPERIMENTS = (preprocessing, lookups)

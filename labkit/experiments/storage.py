@@ -1,0 +1,79 @@
+"""Does a faster disk help?  See notebook 03_storage.
+
+The documents' own media are named; where this machine has no hard disk, `catalog.build` replaces
+them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from labkit.experiments.sweep import as_in_the_document
+from labkit.machine import media
+from labkit.runs.experiment import Experiment, in_groups
+from labkit.settings import Settings, change_all
+
+# Normalized times that [004] reported: the bar labels of its charts (DOCUMENTS 0.1).
+PUBLISHED = {"hdd": 1.000, "ssd": 0.860, "tmpfs": 0.864}
+# Percent of the data in memory; quick mode has time for three shares.
+IN_MEMORY, QUICK_IN_MEMORY = (0, 25, 50, 75, 100), (0, 50, 100)
+HARD_DISK, PACKED, SSD = "hard disk", "packed, in order", "SSD"
+
+
+def storage(base: Settings) -> Experiment:
+    """Compare a hard disk with faster media, each cold and warm.
+
+    Source: [004] section 3.2, experiment 2.
+    """
+    cold = replace(base, cache="cold", preprocessor="loops")
+    disks = {"hdd": replace(cold, storage="hdd"), "ssd": replace(cold, storage="ssd")}
+    nvme = {"nvme": replace(cold, storage="nvme")} if "nvme" in media.media() else {}
+    # Files in memory cannot be cold.
+    every = {**disks, "tmpfs": replace(cold, storage="tmpfs", cache="warm"), **nvme}
+    warm = change_all({**disks, **nvme}, "{}, warm", cache="warm")
+    in_memory = {"hdd, warm": warm.pop("hdd, warm")}
+    return Experiment(
+        "storage",
+        question="Does a faster disk shorten the epoch?",
+        variants={**every, **in_memory},
+        in_full=warm,
+        published=PUBLISHED,
+        source="[004] section 3.2, experiment 2",
+        as_published=as_in_the_document(every),
+        at_points=True,
+        main_road=True,
+        knobs=("num_workers", "batch_size", "input_px", "decoder", "device"),
+    )
+
+
+def memory(base: Settings) -> Experiment:
+    """Compare media and packing where memory holds a part of the data, as with most data sets.
+
+    The part is the same before every epoch, and a group of its own.
+
+    Source: EVIDENCE 2, "How much of the data memory holds".
+    """
+    # Every epoch begins with the same share: a second one would only repeat the first.
+    base = replace(base, preprocessor="classification", subset="first", epochs=1)
+    # Read at random, a pack takes an access for each image, as files do.
+    arms = {
+        HARD_DISK: replace(base, storage="hdd", packing="folder"),
+        PACKED: replace(base, storage="hdd", packing="raw", order="sequential"),
+        SSD: replace(base, storage="ssd", packing="folder"),
+    }
+    groups = {f"{n} % in memory": change_all(arms, cached=n) for n in IN_MEMORY}
+    quick = [f"{n} % in memory" for n in QUICK_IN_MEMORY]
+    return Experiment(
+        "memory",
+        question="What do an SSD and packing save if memory holds part of the data?",
+        **in_groups(groups, lambda group, label: group in quick),
+        source="[001] 3.1.2, [004] section 3.2: no figures for data larger than memory",
+        notes=(
+            "data that is copied first to an SSD takes the SSD's time, and once that of the copy: "
+            "see labkit advise",
+        ),
+        knobs=("num_workers", "batch_size", "input_px", "decoder", "device"),
+    )
+
+
+EXPERIMENTS = (storage, memory)

@@ -1,0 +1,61 @@
+"""What experiments of several modules share: ways to make variants of settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from labkit.parts.operations import MEANINGS
+from labkit.runs.experiment import Experiment, in_groups
+from labkit.runs.operation_trials import LOOKUPS, OPERATIONS
+from labkit.settings import Settings, change_all
+
+
+def as_in_the_document(variants: Mapping[str, Settings]) -> dict[str, Settings]:
+    """Start the first variant cold, and each other one from the cache that was left behind.
+
+    The first variant runs again at the end: its gain is due to the order and the cache alone.
+    """
+    first, settings = next(iter(variants.items()))
+    left = change_all(variants, cache="as found")
+    return left | {first: replace(settings, cache="cold"), f"{first}, again": left[first]}
+
+
+def timed_alone(
+    base: Settings,
+    name: str,
+    sizes: Mapping[str, tuple[str, Mapping[str, int]]],
+    *,
+    is_quick: Callable[[str, str], bool] = lambda group, library: True,
+    notes: tuple[str, ...] = (),
+    **fields: Any,
+) -> Experiment:
+    """Compare the libraries or ways of single operations.
+
+    Args:
+        base: settings that all share.
+        name: of the experiment.
+        sizes: group -> its operation, and the numbers that its inputs are made from.
+        is_quick: of group and library; see `in_groups`.
+        notes: beside what each operation does.
+        **fields: of `Experiment`.
+    """
+    # The inputs are in memory, and nothing is trained.
+    settings = Settings(data=base.data, seed=base.seed, cache="warm", device="cpu", num_workers=0)
+    tasks, groups = {}, {}
+    for group, (operation, size) in sizes.items():
+        libraries = [library for known, library in OPERATIONS | LOOKUPS if known == operation]
+        groups[group] = dict.fromkeys(libraries, settings)
+        for library in libraries:
+            tasks[f"{group}: {library}"] = {"operation": operation, "library": library, **size}
+    meanings = dict.fromkeys(operation for operation, _ in sizes.values())
+    return Experiment(
+        name,
+        kind="operation",
+        **in_groups(groups, is_quick),
+        tasks=tasks,
+        notes=(*(f"{operation}: {MEANINGS[operation]}" for operation in meanings), *notes),
+        knobs=("seed",),
+        **fields,
+    )
