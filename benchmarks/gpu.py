@@ -142,7 +142,7 @@ def run_of(
     settings = {"data": site.data, **on}
     asked = Request(experiment=experiment, mode=mode, settings=settings, **chosen)
     if site.is_small:
-        mode, labels = "quick", asked.variants or tuple(asked.whole().variants)
+        mode, labels = "quick", asked.variants or tuple(asked.whole().measured(in_full=False))
         ends = (labels[0], labels[-1])
         asked = replace(asked, mode=mode, settings=settings | SMALL, variants=ends)
     built = asked.build()
@@ -195,8 +195,8 @@ def side_stream(site: Site) -> Iterator[Row]:
     """Copy bytes on a side stream, and normalize them there too or on the step's stream."""
     whole = lab.experiment("prefetching_in_depth")
     labels = ("original, uint8", "data_prefetcher, uint8", "data_prefetcher, uint8, as printed")
-    variants = {label: whole.in_full[label] for label in labels}
-    changes = {"variants": variants, "in_full": {}, "baseline": labels[0], "published": {}}
+    variants = {label: whole.settings[label] for label in labels}
+    changes = {"variants": variants, "baseline": labels[0]}
     yield from run(site, replace(whole, name="side_stream", **changes))
 
 
@@ -211,7 +211,7 @@ def emulate(site: Site) -> Iterator[Row]:
     repeated = REPEATED[:1] if site.is_small else REPEATED
     known = {
         name: replace(
-            Request(experiment=experiment).whole().variants[name],
+            Request(experiment=experiment).whole().settings[name],
             data=site.data,
             storage="here",
             epochs=1,

@@ -197,7 +197,7 @@ def open_training(name: str, data: str, on: Mapping[str, object], batch_size: in
     """
     experiment, variant = TRAINED[name]
     settings = replace(
-        lab.experiment(experiment).variants[variant],
+        lab.experiment(experiment).settings[variant],
         data=data,
         storage="here",
         images=batch_size,

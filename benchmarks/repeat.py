@@ -137,7 +137,7 @@ def repeat(
 def in_full(name: str, data: Path, results: Path) -> lab.Run:
     """Run the variants of quick mode in full mode."""
     experiment = lab.experiment(name, data=str(data), device="emulated")
-    same = replace(experiment, in_full={})
+    same = replace(experiment, variants=experiment.measured(in_full=False))
     return lab.run(same, "full", results=results, blocks=FULL_BLOCKS, progress=False)
 
 

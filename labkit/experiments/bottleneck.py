@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from labkit.experiments.training_loop import loop_alone
-from labkit.runs.experiment import Experiment
+from labkit.runs.experiment import Experiment, full_only
 from labkit.settings import Settings, change_all
 
 # Bottlenecks that are known beforehand.
@@ -44,10 +44,9 @@ def bottlenecks(base: Settings) -> Experiment:
     return Experiment(
         "bottlenecks",
         question="Do a loop's phases show what holds it back?",
-        variants=quick,
+        variants=quick | full_only(every),
         source="[000]: a profile shows whether reading is the bottleneck; [002] 2: time loading, "
         "forward and backward pass; no figures",
-        in_full=every,
         knobs=("jitter_ms", "num_workers", "batch_size", "input_px", "device"),
     )
 

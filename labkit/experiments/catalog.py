@@ -29,7 +29,7 @@ from labkit.experiments import (
 from labkit.machine import media
 from labkit.machine.page_cache import can_evict
 from labkit.parts.storage import slow_disk
-from labkit.runs.experiment import Experiment
+from labkit.runs.experiment import Experiment, published_by
 from labkit.settings import AS_PUBLISHED, CORRECTED, PROTOCOLS, Settings, pick, with_settings
 
 CATALOG: dict[str, Callable[[Settings], Experiment]] = {
@@ -85,7 +85,13 @@ def build(name: str, protocol: str, settings: Mapping[str, Any]) -> Experiment:
                 f"protocol must be {CORRECTED!r} for {name}, got {protocol!r}; "
                 f"{known} can also be run as in their document"
             )
-        found = replace(found, variants=found.as_published, in_full={}, protocol=protocol)
+        figures = {
+            label: variant.published
+            for label, variant in found.variants.items()
+            if variant.published is not None and label in found.as_published
+        }
+        in_order = published_by(figures, found.as_published)
+        found = replace(found, variants=in_order, protocol=protocol)
     found = _on_this_machine(found, settings.get("storage", ""))
     _check_kept(found, settings)
     return found
@@ -123,8 +129,7 @@ def hard_disk() -> tuple[str, str]:
 
 def _on_this_machine(found: Experiment, storage: str) -> Experiment:
     """Replace the media that this machine lacks, unless the user asked for them."""
-    variants = [*found.variants.values(), *found.in_full.values()]
-    if storage == "hdd" or all(settings.storage != "hdd" for settings in variants):
+    if storage == "hdd" or all(its.storage != "hdd" for its in found.settings.values()):
         return found
     # Asking for the modelled hard disk is asking for all media to be modelled.
     disk, note = (storage, "") if storage == MODELS["hdd"] else hard_disk()
@@ -143,9 +148,6 @@ def _on_this_machine(found: Experiment, storage: str) -> Experiment:
 def _on_media(found: Experiment, names: Mapping[str, str], note: str) -> Experiment:
     """Replace the storages of all variants by name, and add a note on it."""
 
-    def change(variants: Mapping[str, Settings]) -> dict[str, Settings]:
-        return {label: on_medium(settings) for label, settings in variants.items()}
-
     def on_medium(settings: Settings) -> Settings:
         storage, cache = names.get(settings.storage, settings.storage), settings.cache
         # A model's cache ends with its trial: what an earlier trial would have left is made.
@@ -153,9 +155,7 @@ def _on_media(found: Experiment, names: Mapping[str, str], note: str) -> Experim
         return replace(settings, storage=storage, cache="warm" if is_left else cache)
 
     return replace(
-        found,
-        variants=change(found.variants),
-        in_full=change(found.in_full),
+        found.change(on_medium),
         notes=(*found.notes, note) if note else found.notes,
     )
 
@@ -183,7 +183,8 @@ def _why_no_hard_disk() -> str:
 def _check_kept(found: Experiment, changes: Mapping[str, Any]) -> None:
     """Refuse a setting that the experiment itself decides, instead of dropping it silently."""
     for name, value in changes.items():
-        chosen = list(dict.fromkeys(getattr(s, name) for s in found.variants.values()))
+        measured = found.measured(in_full=False).values()
+        chosen = list(dict.fromkeys(getattr(one.settings, name) for one in measured))
         is_model = name == "storage" and value == chosen[0] == MODELS["hdd"]
         if chosen != [value] and not is_model:
             raise ValueError(

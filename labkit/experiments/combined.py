@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from labkit.experiments import prefetching, preprocessing, storage
 from labkit.machine.page_cache import can_evict
-from labkit.runs.experiment import Experiment
+from labkit.runs.experiment import Experiment, full_only, published_by
 from labkit.settings import Settings, with_settings
 
 # Normalized times that [004] reported: the bar labels of its charts (DOCUMENTS 0.1).
@@ -60,11 +60,16 @@ def combined(base: Settings) -> Experiment:
     return Experiment(
         "combined",
         question="How much do the documents' remedies save together?",
-        variants={"original": original, **{label: combinations.pop(label) for label in singles}},
-        published=PUBLISHED,
+        variants=published_by(
+            PUBLISHED,
+            {
+                "original": original,
+                **{label: combinations.pop(label) for label in singles},
+                **full_only({**combinations, **floors}),
+            },
+        ),
         singles=singles,
         source="[004] section 3.4: 39 % together",
-        in_full={**combinations, **floors},
         main_road=True,
         knobs=("num_workers", "batch_size", "input_px", "decoder", "device"),
     )

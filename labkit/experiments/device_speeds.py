@@ -14,7 +14,7 @@ from dataclasses import replace
 from labkit.analysis.roofline import ALONE
 from labkit.analysis.summary import STEP, is_floor
 from labkit.resolve import traits
-from labkit.runs.experiment import EPOCHS, ROOFLINE, Experiment, in_groups
+from labkit.runs.experiment import EPOCHS, ROOFLINE, Experiment, in_groups, published_by
 from labkit.settings import change_all, with_settings
 
 # EVIDENCE 2, "The roofline".  Quick mode leaves out 1.4, where little differs from 1 and 2: with
@@ -31,9 +31,8 @@ SUFFIX = "_roofline"
 
 def has_roofline(experiment: Experiment) -> bool:
     """Return whether an experiment compares epochs whose baseline loads and trains every batch."""
-    known = {**experiment.variants, **experiment.in_full}
-    base = traits(vars(known[experiment.baseline]))
-    is_plain = experiment.kind == EPOCHS and not experiment.tasks
+    base = traits(vars(experiment.settings[experiment.baseline]))
+    is_plain = experiment.kind == EPOCHS and not experiment.has_tasks
     return is_plain and not base.leaves_out
 
 
@@ -46,27 +45,17 @@ def at_operating_points(experiment: Experiment) -> Experiment:
     Args:
         experiment: what to compare; each of its variants loads and trains every batch.
     """
-    known = {**experiment.variants, **experiment.in_full}
-    # The first variant of a group is its baseline.
-    ordered = {experiment.baseline: known[experiment.baseline], **known}
+    simulated = experiment.change(lambda settings: replace(settings, device="emulated"))
+    known, first = simulated.variants, experiment.baseline
+    ordered = {first: known[first], **known}  # the first variant of a group is its baseline
     points = {f"x = {x:g}": x for x in POINTS}
     grouped = in_groups(
-        dict.fromkeys(points, change_all(ordered, device="emulated")),
-        lambda group, label: points[group] in QUICK_POINTS and label in experiment.variants,
+        dict.fromkeys(points, ordered),
+        lambda group, label: points[group] in QUICK_POINTS and not known[label].full_only,
+        {group: {"x": x} for group, x in points.items()},
     )
-    return replace(
-        experiment,
-        **grouped,
-        tasks={name: {"x": points[group]} for name, group in grouped["groups"].items()},
-        baseline=f"{next(iter(points))}: {experiment.baseline}",
-        at_points=False,
-        published={
-            f"{group}: {label}": figure
-            for group in points
-            for label, figure in experiment.published.items()
-            if f"{group}: {label}" in grouped["groups"]
-        },
-    )
+    baseline = f"{next(iter(points))}: {first}"
+    return replace(simulated, variants=grouped, baseline=baseline, at_points=False)
 
 
 def over_device_speeds(experiment: Experiment, cache: str | None = None) -> Experiment:
@@ -91,7 +80,7 @@ def over_device_speeds(experiment: Experiment, cache: str | None = None) -> Expe
             "experiment must time epochs that load every batch and train with it, got "
             f"{experiment.name}; take another one, as preprocessing"
         )
-    known = {**experiment.variants, **experiment.in_full}
+    known = experiment.settings
     base = known[experiment.baseline]
     device = base.device or "emulated"
     if traits(vars(base)).on_cpu:
@@ -142,22 +131,25 @@ def over_device_speeds(experiment: Experiment, cache: str | None = None) -> Expe
     groups = dict.fromkeys([*speeds, *([THIS_DEVICE] * is_real)], kept)
     groups[ALONE] = change_all(kept, step="nothing")
     grouped = in_groups(
-        groups, lambda group, label: group in quick and label in experiment.variants
+        groups,
+        lambda group, label: group in quick and not experiment.variants[label].full_only,
+        {group: {"x": speeds.get(group)} for group in groups},
     )
+    # A published time needs a loader that is as much faster; at some speed every gain is met.
+    if baseline == experiment.baseline:
+        figures = {
+            f"{ALONE}: {label}": experiment.variants[label].published
+            for label in kept
+            if experiment.variants[label].published is not None
+        }
+        grouped = published_by(figures, grouped)
     return replace(
         experiment,
         name=name,
         kind=ROOFLINE,
         question=f"{about}: how fast would you train on a slower or faster GPU?",
-        **grouped,
-        tasks={name: {"x": speeds.get(group)} for name, group in grouped["groups"].items()},
+        variants=grouped,
         baseline=f"{THIS_DEVICE if is_real else 'x = 1'}: {baseline}",
-        # A published time needs a loader that is as much faster; at some speed every gain is met.
-        published={
-            f"{ALONE}: {label}": figure
-            for label, figure in experiment.published.items()
-            if f"{ALONE}: {label}" in grouped["variants"] and baseline == experiment.baseline
-        },
         as_published={},
         dial=None,
     )

@@ -7,7 +7,7 @@ from typing import Any
 
 from labkit.machine import hardware
 from labkit.parts.training.exchange import ALL_REDUCE, NO_SYNC, NOOP
-from labkit.runs.experiment import Experiment, in_groups
+from labkit.runs.experiment import Experiment, in_groups, published_by
 from labkit.settings import Settings
 
 RANKS = (1, 2, 4)
@@ -43,24 +43,24 @@ def ranks(base: Settings) -> Experiment:
         epochs=1,
     )
     labels = {f"{n} GPUs" if n > 1 else "1 GPU": replace(base, ranks=n) for n in RANKS}
-    grouped: dict[str, Any] = {"variants": labels}
+    variants: dict[str, Any] = labels
     if base.device == "emulated" and not base.has_device_speed:
         speeds = {
             "GPUs a third as fast as the loader": 1 / 3,
             "GPUs twice as fast as the loader": 2.0,
         }
-        grouped = in_groups(
+        variants = in_groups(
             dict.fromkeys(speeds, labels),
             # Where two bring nothing, quick mode need not show that four bring no more.
             lambda group, label: speeds[group] < 1 or labels[label].ranks < RANKS[-1],
+            {group: {"x": x} for group, x in speeds.items()},
         )
-        grouped["tasks"] = {name: {"x": speeds[group]} for name, group in grouped["groups"].items()}
     return Experiment(
         "ranks",
         question="Does adding GPUs help if they share the CPU?",
+        variants=variants,
         source="[001] 5.3: one process per GPU; no figure",
         knobs=("num_workers", "batch_size", "preprocessor", "device"),
-        **grouped,
     )
 
 
@@ -99,7 +99,9 @@ def communication(base: Settings) -> Experiment:
     return Experiment(
         "communication",
         question="How much of a step do machines need to exchange gradients?",
-        **in_groups(groups, lambda group, label: group == fewest and label not in only_in_full),
+        variants=in_groups(
+            groups, lambda group, label: group == fewest and label not in only_in_full
+        ),
         source="[001] 5.1: machines in different modules take much longer; no figure",
         knobs=("batch_size", "input_px", "images", "device"),
     )
@@ -133,8 +135,9 @@ def data_parallel(base: Settings) -> Experiment:
     return Experiment(
         "data_parallel",
         question="Do several GPUs train faster by DistributedDataParallel than by DataParallel?",
-        variants=variants,
-        published={label: epoch_s / ONE_GPU_S for label, epoch_s in SEVERAL_GPUS_S.items()},
+        variants=published_by(
+            {label: epoch_s / ONE_GPU_S for label, epoch_s in SEVERAL_GPUS_S.items()}, variants
+        ),
         source="[001] 5.3: DistributedDataParallel; the published figures are those of "
         "The-AI-Summer/pytorch-ddp",
         knobs=("input_px", "images", "device"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from labkit.experiments.sweep import timed_alone
-from labkit.runs.experiment import Experiment
+from labkit.runs.experiment import Experiment, full_only
 from labkit.runs.operation_trials import OPERATIONS
 from labkit.settings import Settings
 
@@ -31,13 +31,15 @@ def opencv_vs_pil(base: Settings) -> Experiment:
             "pillow": replace(base, decoder="pillow", preprocessor="classification_pillow"),
             "opencv": by("opencv"),
             "simplejpeg": by("simplejpeg"),
+            **full_only(
+                {
+                    "kornia-rs": by("kornia_rs"),
+                    "torchvision": by("torchvision"),
+                    "simplejpeg, scaled": by("simplejpeg_scaled"),
+                }
+            ),
         },
         source="[000], OpenCV or PIL: mostly OpenCV, its chart is lost",
-        in_full={
-            "kornia-rs": by("kornia_rs"),
-            "torchvision": by("torchvision"),
-            "simplejpeg, scaled": by("simplejpeg_scaled"),
-        },
         at_points=True,
         main_road=True,
         knobs=("num_workers", "batch_size", "input_px", "cv2_threads", "cache", "device"),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from labkit.runs.experiment import Experiment
+from labkit.runs.experiment import Experiment, full_only
 from labkit.settings import Settings, change_all
 
 # What the documents name comes first; quick mode has time for these.
@@ -42,9 +42,9 @@ def packing(base: Settings) -> Experiment:
     return Experiment(
         "packing",
         question="Does one packed file read faster than many small ones?",
-        variants=quick,
+        variants=quick
+        | full_only({**raw, **page_by_page, **sequential, **warm, **alone, **in_memory}),
         source="[000], [001] 3.1.3, [004] 2.6: HDF5, pth, LMDB, TFRecord; no figures",
-        in_full={**raw, **page_by_page, **sequential, **warm, **alone, **in_memory},
         knobs=("num_workers", "storage", "batch_size", "decoder", "input_px", "device"),
     )
 
@@ -60,9 +60,8 @@ def small_files(base: Settings) -> Experiment:
     return Experiment(
         "small_files",
         question="How slow are thumbnails stored as separate files?",
-        variants=variants,
+        variants=variants | full_only(change_all(variants, "{}, warm", cache="warm")),
         source="[000]: seeking, opening and closing",
-        in_full=change_all(variants, "{}, warm", cache="warm"),
         knobs=("num_workers", "storage", "input_px", "batch_size", "decoder", "device"),
     )
 
@@ -84,9 +83,8 @@ def offline(base: Settings) -> Experiment:
     return Experiment(
         "offline",
         question="Does preprocessing ahead of training shorten the epoch?",
-        variants=variants,
+        variants=variants | full_only(change_all(variants, "{}, warm", cache="warm")),
         source="[001] 2.1b: a Spark or CPU job before training; no figure",
-        in_full=change_all(variants, "{}, warm", cache="warm"),
         knobs=("num_workers", "storage", "input_px", "decoder", "batch_size", "device"),
     )
 
@@ -114,9 +112,9 @@ def distance(base: Settings) -> Experiment:
             "read at a distance": far,
             "with 8 workers": replace(far, num_workers=FAR_WORKERS),
             "copied first": replace(base, storage=f"{FAR}_staged"),
+            **full_only(in_full),
         },
         source="[001] 3.1.1 and 3.1.2: ceph in another city; local SSD > ceph > cfs > hdfs",
-        in_full=in_full,
         knobs=("batch_size", "prefetch_factor", "decoder", "device"),
     )
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from labkit.experiments.sweep import as_in_the_document
 from labkit.machine import hardware
-from labkit.runs.experiment import Experiment
+from labkit.runs.experiment import Experiment, full_only, published_by
 from labkit.settings import Settings, change_all
 
 # Normalized times that [004] reported: the bar labels of its charts (DOCUMENTS 0.1).
@@ -41,8 +41,7 @@ def prefetching(base: Settings) -> Experiment:
     return Experiment(
         "prefetching",
         question="Does fetching the next batch ahead shorten the epoch?",
-        variants=variants,
-        published=PUBLISHED,
+        variants=published_by(PUBLISHED, variants),
         source="[004] section 3.1, experiment 1",
         as_published=as_in_the_document(variants),
         at_points=True,
@@ -95,10 +94,9 @@ def prefetching_in_depth(base: Settings) -> Experiment:
     return Experiment(
         "prefetching_in_depth",
         question="Is prefetch_generator worth anything beside the loader's own queue?",
-        variants=quick,
-        published={thread: PUBLISHED[thread]},
+        variants=published_by({thread: PUBLISHED[thread]}, quick)
+        | full_only(pageable | streams | seldom | as_bytes),
         source="[004] 2.1 and experiment 1; disputed, as the loader has a queue of its own",
-        in_full=pageable | streams | seldom | as_bytes,
         knobs=("batch_size", "preprocessor", "device"),
     )
 
@@ -129,10 +127,9 @@ def pin_memory(base: Settings) -> Experiment:
     return Experiment(
         "pin_memory",
         question="Do page-locked batches and a side stream hide the copy to the device?",
-        variants=quick,
+        variants=quick | full_only(seldom | sleeping | small),
         source="[001] 1.6, [002]: saves a little; [003], [004] 2.2: overlap needs pinned memory "
         "and a side stream",
-        in_full=seldom | sleeping | small,
         knobs=("num_workers", "batch_size", "input_px", "device"),
     )
 

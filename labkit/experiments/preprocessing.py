@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from labkit.experiments.sweep import timed_alone
-from labkit.runs.experiment import Experiment
+from labkit.runs.experiment import Experiment, published_by
 from labkit.runs.operation_trials import SAMPLE
 from labkit.settings import Settings
 
@@ -24,12 +24,14 @@ def preprocessing(base: Settings) -> Experiment:
     return Experiment(
         "preprocessing",
         question="How much time does simpler preprocessing code save?",
-        variants={
-            "original": replace(base, preprocessor="loops"),
-            "vectorized": replace(base, preprocessor="vectorized"),
-            "simplified": replace(base, preprocessor="on_device"),
-        },
-        published=PUBLISHED,
+        variants=published_by(
+            PUBLISHED,
+            {
+                "original": replace(base, preprocessor="loops"),
+                "vectorized": replace(base, preprocessor="vectorized"),
+                "simplified": replace(base, preprocessor="on_device"),
+            },
+        ),
         source="[004] section 3.3, experiment 3",
         main_road=True,
         knobs=("num_workers", "batch_size", "input_px", "decoder", "cache", "device"),

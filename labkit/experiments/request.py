@@ -15,7 +15,7 @@ from labkit.experiments import catalog
 from labkit.experiments.device_speeds import at_operating_points, over_device_speeds
 from labkit.machine import gpu
 from labkit.runs.experiment import Experiment
-from labkit.settings import CORRECTED, MODES, change_all, pick, with_new_names
+from labkit.settings import CORRECTED, MODES, pick, with_new_names, with_settings
 
 # Labels of variants, in runs of earlier versions.
 RENAMED = {
@@ -89,11 +89,7 @@ class Request:
         if isinstance(self.experiment, str):
             return catalog.build(self.experiment, self.protocol, settings)
         own: Any = self.experiment
-        return replace(
-            own,
-            variants=change_all(own.variants, **settings),
-            in_full=change_all(own.in_full, **settings),
-        )
+        return own.change(lambda chosen: with_settings(chosen, settings))
 
     def build(self) -> Experiment:
         """Return the experiment that is to be run.
@@ -104,16 +100,16 @@ class Request:
         whole = self.whole()
         is_judged = pick(MODES, self.mode, "mode").judged
         for label in (*self.variants, self.baseline):
-            if label in whole.in_full and not is_judged:
+            measured = whole.measured(in_full=is_judged)
+            if label in whole.variants and label not in measured:
                 raise ValueError(
                     f"variant must be one that {self.mode} mode measures "
-                    f"({', '.join(whole.variants)}), got {label!r}; choose full mode, or leave it "
-                    "out"
+                    f"({', '.join(measured)}), got {label!r}; choose full mode, or leave it out"
                 )
         built = _kept(whole, self.variants, self.baseline)
         if self.roofline:
             self._check_roofline()
-            built = built if is_judged else replace(built, in_full={})
+            built = replace(built, variants=built.measured(in_full=is_judged))
             built = over_device_speeds(built, self.settings.get("cache"))
         elif self.protocol == CORRECTED and whole.at_points and _trains_on_calibrated(built):
             built = at_operating_points(built)
@@ -227,7 +223,7 @@ def choose(
 
 def _trains_on_calibrated(experiment: Experiment) -> bool:
     """Return whether a simulated GPU trains, of which the user has not said how fast it is."""
-    baseline = experiment.variants[experiment.baseline]
+    baseline = experiment.settings[experiment.baseline]
     is_simulated = baseline.device == "emulated" or (
         baseline.device is None and not gpu.cuda().works
     )
@@ -235,27 +231,20 @@ def _trains_on_calibrated(experiment: Experiment) -> bool:
 
 
 def _kept(experiment: Experiment, variants: tuple[str, ...], baseline: str | None) -> Experiment:
-    known = {**experiment.variants, **experiment.in_full}
-    kept = variants or tuple(known)
+    kept = variants or tuple(experiment.variants)
     for label in kept:
-        pick(known, label, "variant")
+        pick(dict(experiment.variants), label, "variant")
     baseline = baseline or experiment.baseline
     if baseline not in kept:
         raise ValueError(
             f"baseline must be one of the chosen variants ({', '.join(kept)}), got {baseline!r}; "
             "choose it too, or take another baseline"
         )
-    chosen = {label: known[label] for label in known if label in kept}
-    in_full = {label: chosen[label] for label in experiment.in_full if label in chosen}
-    in_full.pop(baseline, None)
-    is_other = baseline != experiment.baseline
-    return replace(
-        experiment,
-        variants={label: settings for label, settings in chosen.items() if label not in in_full},
-        in_full=in_full,
-        baseline=baseline,
-        published={} if is_other else {k: v for k, v in experiment.published.items() if k in kept},
-    )
+    chosen = {label: each for label, each in experiment.variants.items() if label in kept}
+    chosen[baseline] = replace(chosen[baseline], full_only=False)
+    if baseline != experiment.baseline:
+        chosen = {label: replace(each, published=None) for label, each in chosen.items()}
+    return replace(experiment, variants=chosen, baseline=baseline)
 
 
 def _arguments(named: Mapping[str, Any], *positional: object) -> str:

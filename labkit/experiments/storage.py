@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from labkit.experiments.sweep import as_in_the_document
 from labkit.machine import media
-from labkit.runs.experiment import Experiment, in_groups
+from labkit.runs.experiment import Experiment, full_only, in_groups, published_by
 from labkit.settings import Settings, change_all
 
 # Normalized times that [004] reported: the bar labels of its charts (DOCUMENTS 0.1).
@@ -35,9 +35,7 @@ def storage(base: Settings) -> Experiment:
     return Experiment(
         "storage",
         question="Does a faster disk shorten the epoch?",
-        variants={**every, **in_memory},
-        in_full=warm,
-        published=PUBLISHED,
+        variants=published_by(PUBLISHED, {**every, **in_memory, **full_only(warm)}),
         source="[004] section 3.2, experiment 2",
         as_published=as_in_the_document(every),
         at_points=True,
@@ -66,7 +64,7 @@ def memory(base: Settings) -> Experiment:
     return Experiment(
         "memory",
         question="What do an SSD and packing save if memory holds part of the data?",
-        **in_groups(groups, lambda group, label: group in quick),
+        variants=in_groups(groups, lambda group, label: group in quick),
         source="[001] 3.1.2, [004] section 3.2: no figures for data larger than memory",
         notes=(
             "data that is copied first to an SSD takes the SSD's time, and once that of the copy: "

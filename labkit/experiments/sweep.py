@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from labkit.parts.operations import MEANINGS
-from labkit.runs.experiment import Experiment, in_groups
+from labkit.runs.experiment import Experiment, Variant, in_groups
 from labkit.runs.operation_trials import LOOKUPS, OPERATIONS
 from labkit.settings import Settings, change_all
 
@@ -43,18 +43,21 @@ def timed_alone(
     """
     # The inputs are in memory, and nothing is trained.
     settings = Settings(data=base.data, seed=base.seed, cache="warm", device="cpu", num_workers=0)
-    tasks, groups = {}, {}
-    for group, (operation, size) in sizes.items():
-        libraries = [library for known, library in OPERATIONS | LOOKUPS if known == operation]
-        groups[group] = dict.fromkeys(libraries, settings)
-        for library in libraries:
-            tasks[f"{group}: {library}"] = {"operation": operation, "library": library, **size}
+    groups = {
+        group: {
+            library: Variant(
+                settings=settings, task={"operation": operation, "library": library, **size}
+            )
+            for known, library in OPERATIONS | LOOKUPS
+            if known == operation
+        }
+        for group, (operation, size) in sizes.items()
+    }
     meanings = dict.fromkeys(operation for operation, _ in sizes.values())
     return Experiment(
         name,
         kind="operation",
-        **in_groups(groups, is_quick),
-        tasks=tasks,
+        variants=in_groups(groups, is_quick),
         notes=(*(f"{operation}: {MEANINGS[operation]}" for operation in meanings), *notes),
         knobs=("seed",),
         **fields,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from labkit.machine import gpu
-from labkit.runs.experiment import Dial, Experiment
+from labkit.runs.experiment import Dial, Experiment, full_only
 from labkit.settings import Settings, change_all
 
 # Settings that the form shows first, where nothing is loaded.
@@ -41,10 +41,12 @@ def loss(base: Settings) -> Experiment:
     return Experiment(
         "loss",
         question="Does a loss without loops over boxes shorten the epoch?",
-        variants=variants,
+        variants=variants
+        | full_only(
+            change_all(variants, "{}, no waiting", sync_every=0) | _computing_alone(variants)
+        ),
         source="[001] 4.1: for loops in a loss block the GPU; simplify, or use processes or "
         "threads; no figure",
-        in_full=change_all(variants, "{}, no waiting", sync_every=0) | _computing_alone(variants),
         knobs=("num_workers", "preprocessor", "batch_size", "sync_every", "profile", "device"),
     )
 
@@ -74,9 +76,8 @@ def precision(base: Settings) -> Experiment:
     return Experiment(
         "precision",
         question="Do mixed precision and channels_last shorten the epoch?",
-        variants=variants,
+        variants=variants | full_only(_computing_alone(variants)),
         source="[004] 2.6: apex, whose mixed precision is torch's own today; no figure",
-        in_full=_computing_alone(variants),
         knobs=("num_workers", "batch_size", "input_px", "cache", "device"),
     )
 
@@ -102,15 +103,17 @@ def stalls(base: Settings) -> Experiment:
             "loss printed every step": replace(base, report_every=1, report_to="terminal"),
             "loss sent every step": replace(base, report_every=1, report_to=NEAR),
             "progress bar": replace(base, progress_bar="tqdm", progress_loss=True),
+            **full_only(
+                {
+                    "waiting for every step": replace(base, sync_every=1),
+                    "checkpoint every 100 steps": replace(base, checkpoint_every=100),
+                    "metrics vectorized": replace(base, metrics="vectorized"),
+                    "progress bar without the loss": replace(base, progress_bar="tqdm"),
+                }
+            ),
         },
         source="[001] section 2: eight CPU jobs, six of them in the training loop, of which the "
         "loss has an experiment of its own; no figures",
-        in_full={
-            "waiting for every step": replace(base, sync_every=1),
-            "checkpoint every 100 steps": replace(base, checkpoint_every=100),
-            "metrics vectorized": replace(base, metrics="vectorized"),
-            "progress bar without the loss": replace(base, progress_bar="tqdm"),
-        },
         knobs=LOOP_KNOBS,
     )
 
@@ -136,10 +139,9 @@ def checkpoints(base: Settings) -> Experiment:
     return Experiment(
         "checkpoints",
         question="What do checkpoints cost, and how often may one be saved?",
-        variants=quick,
+        variants=quick | full_only({**every, **in_memory}),
         source="[001] 3.3: save fewer checkpoints; no figure",
         dial=Dial(setting="checkpoint_every"),
-        in_full={**every, **in_memory},
         knobs=("checkpoint_to", "batch_size", "input_px", "device"),
     )
 
@@ -157,10 +159,12 @@ def logs(base: Settings) -> Experiment:
     return Experiment(
         "logs",
         question="What does printing the loss cost, and how often may it be printed?",
-        variants={"never": base} | printed | {name: unread.pop(name) for name in names},
+        variants={"never": base}
+        | printed
+        | {name: unread.pop(name) for name in names}
+        | full_only({**unread, **shown}),
         source="[001] 5.1: print logs every 100 steps",
         dial=Dial(setting="report_every", advice=100, source="[001] 5.1"),
-        in_full={**unread, **shown},
         knobs=LOOP_KNOBS,
     )
 
@@ -179,10 +183,12 @@ def metric_reports(base: Settings) -> Experiment:
     return Experiment(
         "metric_reports",
         question="What do metrics sent to a server cost, and how often may they be sent?",
-        variants={"never": base} | near | {name: others.pop(name) for name in names},
+        variants={"never": base}
+        | near
+        | {name: others.pop(name) for name in names}
+        | full_only(others),
         source="[001] 4.2: report metrics every 100 steps",
         dial=Dial(setting="report_every", advice=100, source="[001] 4.2"),
-        in_full=others,
         knobs=LOOP_KNOBS,
     )
 
@@ -202,10 +208,9 @@ def evaluation(base: Settings) -> Experiment:
     return Experiment(
         "evaluation",
         question="What do evaluation metrics cost during training?",
-        variants={"none": base} | {name: every.pop(name) for name in names},
+        variants={"none": base} | {name: every.pop(name) for name in names} | full_only(every),
         source="[001] section 2: evaluation metrics among eight CPU jobs; no figure",
         dial=Dial(setting="metrics_every"),
-        in_full=every,
         knobs=LOOP_KNOBS,
     )
 

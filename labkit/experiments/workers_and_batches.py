@@ -11,7 +11,7 @@ from typing import Any
 
 from labkit import units
 from labkit.machine import hardware
-from labkit.runs.experiment import Experiment
+from labkit.runs.experiment import Experiment, full_only
 from labkit.settings import Settings, change_all, vary
 
 # [002] writes "usually 8 or 12": so many are tried one by one, more only by doubling.
@@ -44,10 +44,9 @@ def workers(base: Settings) -> Experiment:
     return Experiment(
         "workers",
         question="How many workers does the loader need?",
-        variants=quick | few,
+        variants=quick | few | full_only(others),
         source="[002]: at most the CPU's threads, usually 8 or 12, the cheapest of equals; "
         "[004] 2.4: as many as cores or GPUs; too many block",
-        in_full=others,
         knobs=("prefetch_factor", "batch_size", "preprocessor", "cache", "device"),
     )
 
@@ -71,9 +70,9 @@ def prefetch_factor(base: Settings) -> Experiment:
         variants={
             f"{n} {'batch' if n == 1 else 'batches'} each": replace(base, prefetch_factor=n)
             for n in (2, 1, 4, 8)
-        },
+        }
+        | full_only({"16 batches each": replace(base, prefetch_factor=16)}),
         source="[000], [001] 1.5: each worker loads ahead, CPU and GPU work at once; no figure",
-        in_full={"16 batches each": replace(base, prefetch_factor=16)},
         knobs=("num_workers", "jitter_ms", "batch_size", "preprocessor", "device"),
     )
 
@@ -95,9 +94,8 @@ def persistent_workers(base: Settings) -> Experiment:
     return Experiment(
         "persistent_workers",
         question="Does keeping the workers between epochs save time?",
-        variants=variants,
+        variants=variants | full_only(in_full),
         source="[001] 4.1: listed, False by default; no figure",
-        in_full=in_full,
         knobs=("num_workers", "epochs", "images", "preprocessor", "device"),
     )
 
@@ -129,9 +127,9 @@ def batch_size(base: Settings) -> Experiment:
     return Experiment(
         "batch_size",
         question="Must the batch size be a multiple of 2, or of 4?",
-        variants={_size(n): replace(base, batch_size=n) for n in (20, 21, 28)},
+        variants={_size(n): replace(base, batch_size=n) for n in (20, 21, 28)}
+        | full_only({_size(n): replace(base, batch_size=n) for n in (10, 12, 14, 15, 30, 35, 42)}),
         source="[002] 3.1: a multiple of 2, better of 4; lists 4, 8, 12, 16, 32, 128, 256",
-        in_full={_size(n): replace(base, batch_size=n) for n in (10, 12, 14, 15, 30, 35, 42)},
         knobs=("num_workers", "input_px", "decoder", "device"),
     )
 
@@ -151,12 +149,14 @@ def batch_size_powers(base: Settings) -> Experiment:
     return Experiment(
         "batch_size_powers",
         question="How does the epoch depend on the batch size?",
-        variants=vary(base, batch_size=(16, 4, 8, 32, 64)),
+        variants=vary(base, batch_size=(16, 4, 8, 32, 64))
+        | full_only(
+            {
+                **vary(base, batch_size=(48, 128)),
+                "256, on CUDA": replace(base, batch_size=256, device="cuda"),
+            }
+        ),
         source="[002] 3.1: 90 % of the GPU's memory or more; lists 4, 8, 16, 32, 128, 256",
-        in_full={
-            **vary(base, batch_size=(48, 128)),
-            "256, on CUDA": replace(base, batch_size=256, device="cuda"),
-        },
         knobs=("num_workers", "input_px", "decoder", "device"),
     )
 
@@ -212,9 +212,8 @@ def opencv_threads(base: Settings) -> Experiment:
     return Experiment(
         "opencv_threads",
         question="Should OpenCV use threads of its own beside the loader's workers?",
-        variants=quick,
+        variants=quick | full_only(in_full),
         source="users of OpenCV in training, who disagree",
-        in_full=in_full,
         knobs=("batch_size", "input_px", "preprocessor", "device"),
     )
 
@@ -238,16 +237,18 @@ def rivals(base: Settings) -> Experiment:
             "DataLoaderX": replace(base, prefetcher="prefetch_generator"),
             "tf.data": by("tf_data"),
             "DALI": by("dali"),
+            **full_only(
+                {
+                    "torch, persistent workers": replace(base, persistent_workers=True),
+                    "tf.data without prefetch": by("tf_data_no_prefetch"),
+                    "tf.data, serial map": by("tf_data_serial_map"),
+                    "tf.data as in the document": by("tf_data_as_published"),
+                    "tf.data from TFRecord": by("tf_data_tfrecord", packing="tfrecord"),
+                    "DALI on the CPU": by("dali_cpu"),
+                }
+            ),
         },
         source="[001] 2.1 and 2.2, [000], [003], [004] 2.6: nearly 4 times as fast with DALI [000]",
-        in_full={
-            "torch, persistent workers": replace(base, persistent_workers=True),
-            "tf.data without prefetch": by("tf_data_no_prefetch"),
-            "tf.data, serial map": by("tf_data_serial_map"),
-            "tf.data as in the document": by("tf_data_as_published"),
-            "tf.data from TFRecord": by("tf_data_tfrecord", packing="tfrecord"),
-            "DALI on the CPU": by("dali_cpu"),
-        },
         knobs=(
             "num_workers", "prefetch_factor", "batch_size", "input_px", "cache", "step", "device",
         ),
@@ -266,13 +267,15 @@ def tf_data(base: Settings) -> Experiment:
         variants={
             "one after the other": replace(base, loader="tf_data_plain"),
             "parallel map and prefetch": replace(base, loader="tf_data"),
+            **full_only(
+                {  # every trial imports TensorFlow, which takes as long as quick mode's epochs
+                    "parallel map": replace(base, loader="tf_data_no_prefetch"),
+                    "prefetch": replace(base, loader="tf_data_serial_map"),
+                    "as in the document": replace(base, loader="tf_data_as_published"),
+                }
+            ),
         },
         source="[001] 2.1 a and 4.2: shuffle, batch, map, prefetch; no figure",
-        in_full={  # every trial imports TensorFlow, which takes as long as quick mode's epochs
-            "parallel map": replace(base, loader="tf_data_no_prefetch"),
-            "prefetch": replace(base, loader="tf_data_serial_map"),
-            "as in the document": replace(base, loader="tf_data_as_published"),
-        },
         knobs=("num_workers", "batch_size", "input_px", "cache", "step", "device"),
     )
 
@@ -289,9 +292,9 @@ def num_parallel_reads(base: Settings) -> Experiment:
         variants={
             "one shard at a time": replace(base, loader="tf_data_tfrecord_one_by_one"),
             "in parallel": replace(base, loader="tf_data_tfrecord"),
+            **full_only({"torch": base}),
         },
         source="[001] 1.4: num_parallel_reads; no figure",
-        in_full={"torch": base},
         knobs=("num_workers", "storage", "batch_size", "input_px", "step", "device"),
     )
 

@@ -53,7 +53,7 @@ class Form:
         import ipywidgets as widgets
 
         self._start, self._whole = start, start.whole()
-        measured = [*self._whole.variants, *self._whole.in_full]
+        measured = list(self._whole.variants)
         self._controls = {
             "mode": widgets.Dropdown(options=list(MODES), description="mode"),
             "blocks": _text(description="blocks"),
@@ -151,7 +151,7 @@ class Form:
     def _labels(self) -> list[str]:
         """List the variants that the chosen mode measures."""
         is_judged = MODES[self._controls["mode"].value].judged
-        return [*self._whole.variants, *(self._whole.in_full if is_judged else ())]
+        return list(self._whole.measured(in_full=is_judged))
 
     def _all(self) -> list[Widget]:
         return [*self._controls.values(), *self._variants.values()]
@@ -172,8 +172,7 @@ def row(children: Iterable[Widget]) -> Widget:
 
 def _shared(experiment: Experiment) -> dict[str, Any]:
     """Return the settings that all variants share, of those that this kind of trial uses."""
-    baseline = experiment.variants[experiment.baseline]
-    others = [*experiment.variants.values(), *experiment.in_full.values()]
+    baseline, others = experiment.settings[experiment.baseline], experiment.settings.values()
     common = in_common(list(map(vars, (baseline, *others))))
     return {k: v for k, v in common.items() if k in KINDS[experiment.kind].settings}
 

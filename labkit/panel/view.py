@@ -499,7 +499,7 @@ def error_html(problem: BaseException) -> str:
 
 def again_html(request: Request, results: str) -> str:
     """Show the same request as a command line and as Python, folded."""
-    (data, *others) = {settings.data for settings in request.build().variants.values()}
+    (data, *others) = {settings.data for settings in request.build().settings.values()}
     if not others and Path(data).is_dir():  # a copied line may be run in another folder
         settings = {**request.settings, "data": str(Path(data).resolve())}
         request = replace(request, settings=settings)

@@ -1,10 +1,13 @@
-"""Experiment: a question, and the variants that answer it."""
+"""Experiment: a question, and the variants that answer it.
+
+label -> Settings ─ full_only, published_by, in_groups ─▶ label -> Variant ─▶ Experiment
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any
 
 from labkit.runs.store import RESERVED
@@ -25,6 +28,24 @@ class Dial:
     """Document and section of the advice."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """Settings, and what belongs to them in an experiment."""
+
+    settings: Settings
+    group: str = ""
+    """What it is compared within, as "decode, 640×480"; "" where one group has all.
+
+    The baseline of a group is the experiment's if that is in it, else the group's first."""
+    task: Mapping[str, Any] = field(default_factory=dict)
+    """What its trials need beside the settings: "x", the device's rate ÷ the baseline's loading
+    rate; or an operation, its library, and the numbers that its inputs are made from."""
+    published: float | None = None
+    """The document's normalized time, where it gives one."""
+    full_only: bool = False
+    """Whether only full mode measures it."""
+
+
 @dataclass(frozen=True)
 class Experiment:
     """A question, the variants that answer it, and what the documents reported."""
@@ -33,26 +54,16 @@ class Experiment:
     _: KW_ONLY
     question: str
     """Becomes the chart's title."""
-    variants: Mapping[str, Settings]
-    """Label -> settings, in the order of the tables."""
+    variants: Mapping[str, Any]
+    """Label -> `Variant`, in the order of the tables; settings alone become one."""
     baseline: str = ""
     """The label that all others of its group are divided by; unset: the first variant's."""
-    groups: Mapping[str, str] = field(default_factory=dict)
-    """Label -> what it is compared within, as "decode, 640×480"; unset: one group has all.
-
-    The baseline of a group is `baseline` if that is in it, else the group's first variant."""
     kind: str = EPOCHS
     """What a trial times, a key of `kinds.KINDS`."""
-    tasks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Label -> what its trials need beside the settings, for kinds that need more."""
-    published: Mapping[str, float] = field(default_factory=dict)
-    """Label -> the document's normalized time, where it gives one."""
     singles: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """Label of a published combination -> the published time of each of its changes alone."""
     source: str = ""
     """Document and section."""
-    in_full: Mapping[str, Settings] = field(default_factory=dict)
-    """Label -> settings of variants that only full mode measures."""
     protocol: str = CORRECTED
     """"corrected", or "as in the document": each variant in its order, nothing repeated."""
     notes: tuple[str, ...] = ()
@@ -89,12 +100,42 @@ class Experiment:
             )
         if not self.variants:
             raise ValueError("variants must be at least one, got none")
+        object.__setattr__(self, "variants", _wrapped(self.variants))
         if not self.baseline:
             object.__setattr__(self, "baseline", next(iter(self.variants)))
         pick(dict(self.variants), self.baseline, "baseline")
-        for label in self.published:
-            pick({**self.variants, **self.in_full}, label, "published label")
         pick(dict.fromkeys(PROTOCOLS), self.protocol, "protocol")
+
+    @property
+    def settings(self) -> dict[str, Settings]:
+        """The settings of all variants by label."""
+        return {label: variant.settings for label, variant in self.variants.items()}
+
+    @property
+    def has_groups(self) -> bool:
+        """Whether its variants are compared in groups."""
+        return any(variant.group for variant in self.variants.values())
+
+    @property
+    def has_tasks(self) -> bool:
+        """Whether its trials need more than settings."""
+        return any(variant.task for variant in self.variants.values())
+
+    def measured(self, *, in_full: bool) -> dict[str, Variant]:
+        """Return the variants that full mode measures, or the others."""
+        return {
+            label: variant
+            for label, variant in self.variants.items()
+            if in_full or not variant.full_only
+        }
+
+    def change(self, change: Callable[[Settings], Settings]) -> Experiment:
+        """Return the experiment with changed settings of all variants."""
+        changed = {
+            label: replace(variant, settings=change(variant.settings))
+            for label, variant in self.variants.items()
+        }
+        return replace(self, variants=changed)
 
     def grouped(self, labels: Iterable[str]) -> dict[str, dict]:
         """Return what `run.json` holds of groups and tasks; nothing where there are none.
@@ -103,33 +144,68 @@ class Experiment:
             labels: the variants that are measured.
         """
         told: dict[str, Any] = {}
-        if self.tasks:
-            told["tasks"] = {label: self.tasks[label] for label in labels}
-        if self.groups:
-            groups = {label: self.groups.get(label, "") for label in labels}
+        chosen = {label: self.variants[label] for label in labels}
+        if self.has_tasks:
+            told["tasks"] = {label: dict(variant.task) for label, variant in chosen.items()}
+        if self.has_groups:
+            groups = {label: variant.group for label, variant in chosen.items()}
             firsts = {group: label for label, group in reversed(groups.items())}
             firsts[groups[self.baseline]] = self.baseline
-            order = [group for group in self.groups.values() if group in firsts]
-            told |= {"groups": groups, "baselines": {g: firsts[g] for g in order}}
+            order = [variant.group for variant in self.variants.values()]
+            told |= {
+                "groups": groups,
+                "baselines": {group: firsts[group] for group in order if group in firsts},
+            }
         return told
 
 
-def in_groups(
-    groups: Mapping[str, Mapping[str, Settings]],
-    is_quick: Callable[[str, str], bool],
-) -> dict[str, Any]:
-    """Return an experiment's variants, named "group: label", and their groups.
+def _wrapped(variants: Mapping[str, Any]) -> dict[str, Variant]:
+    return {
+        label: each if isinstance(each, Variant) else Variant(settings=each)
+        for label, each in variants.items()
+    }
+
+
+def full_only(variants: Mapping[str, Any]) -> dict[str, Variant]:
+    """Return the variants, or settings, as variants that only full mode measures."""
+    return {label: replace(each, full_only=True) for label, each in _wrapped(variants).items()}
+
+
+def published_by(figures: Mapping[str, float], variants: Mapping[str, Any]) -> dict[str, Variant]:
+    """Return the variants, or settings, with a document's normalized times.
 
     Args:
-        groups: group -> label -> settings.
-        is_quick: of group and label; the others are for full mode only.
+        figures: label -> normalized time, of some of them.
+        variants: label -> variant or settings.
     """
-    variants: dict[str, Settings] = {}
-    in_full: dict[str, Settings] = {}
-    group_of: dict[str, str] = {}
-    for group, its in groups.items():
-        for label, settings in its.items():
-            name = f"{group}: {label}"
-            (variants if is_quick(group, label) else in_full)[name] = settings
-            group_of[name] = group
-    return {"variants": variants, "in_full": in_full, "groups": group_of}
+    wrapped = _wrapped(variants)
+    for label in figures:
+        pick(wrapped, label, "published label")
+    return {
+        label: replace(each, published=figures.get(label, each.published))
+        for label, each in wrapped.items()
+    }
+
+
+def in_groups(
+    groups: Mapping[str, Mapping[str, Any]],
+    is_quick: Callable[[str, str], bool] = lambda group, label: True,
+    tasks: Mapping[str, Mapping[str, Any]] | None = None,
+) -> dict[str, Variant]:
+    """Return variants named "group: label".
+
+    Args:
+        groups: group -> label -> variant or settings.
+        is_quick: of group and label; the others are for full mode only.
+        tasks: group -> what the trials of its variants need beside the settings.
+    """
+    return {
+        f"{group}: {label}": replace(
+            each,
+            group=group,
+            full_only=not is_quick(group, label),
+            task={**each.task, **(tasks or {}).get(group, {})},
+        )
+        for group, variants in groups.items()
+        for label, each in _wrapped(variants).items()
+    }

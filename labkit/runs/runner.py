@@ -88,14 +88,14 @@ def forecast(
         Shows itself as a sentence.
     """
     chosen = pick(MODES, mode, "mode")
-    wanted = {**experiment.variants, **(experiment.in_full if chosen.judged else {})}
+    wanted = experiment.measured(in_full=chosen.judged)
     return expect(
         results,
         experiment.name,
         kind=experiment.kind,
         mode=mode,
         blocks=check_blocks(chosen, blocks),
-        variants={label: asdict(settings) for label, settings in wanted.items()},
+        variants={label: asdict(variant.settings) for label, variant in wanted.items()},
         baselines=experiment.grouped(wanted).get("baselines", {"": experiment.baseline}).values(),
     )
 
@@ -156,15 +156,15 @@ def check(
     chosen = pick(MODES, mode, "mode")
     request = {**(experiment.request or {}), "mode": mode, "blocks": blocks}
     blocks = check_blocks(chosen, blocks)
-    folder = experiment.variants[experiment.baseline].data
+    folder = experiment.settings[experiment.baseline].data
     if folder == Settings.data and not Path(folder).exists():  # nobody named any
         make_photos(folder)
     if experiment.otherwise is not None:
-        baseline = experiment.variants[experiment.baseline]
+        baseline = experiment.settings[experiment.baseline]
         if reason := why_not_throttled(complete_here(baseline)):
             experiment = experiment.otherwise(experiment, reason)
-    wanted = {**experiment.variants, **(experiment.in_full if chosen.judged else {})}
-    variants = {label: complete_here(settings) for label, settings in wanted.items()}
+    wanted = experiment.measured(in_full=chosen.judged)
+    variants = {label: complete_here(variant.settings) for label, variant in wanted.items()}
     parts, skipped = {}, {}
     for label, settings in variants.items():
         try:
@@ -196,7 +196,11 @@ def check(
             for label, settings in variants.items()
         },
         **groups,
-        "published": dict(experiment.published),
+        "published": {
+            label: variant.published
+            for label, variant in wanted.items()
+            if variant.published is not None
+        },
         "singles": dict(experiment.singles),
         "source": experiment.source,
         "dial": experiment.dial and asdict(experiment.dial),

@@ -25,7 +25,7 @@ from labkit.settings import AS_PUBLISHED, Settings, complete
 ALL = {name: build(Settings()) for name, build in CATALOG.items()}
 PUBLISHED_TOO = [name for name, chosen in ALL.items() if chosen.as_published]
 PROTOCOLS = [
-    *((name, "corrected") for name in ALL if not ALL[name].tasks),
+    *((name, "corrected") for name in ALL if not ALL[name].has_tasks),
     *((name, AS_PUBLISHED) for name in PUBLISHED_TOO),
 ]
 PHOTOS = 1000  # what `make lab` makes
@@ -58,12 +58,8 @@ def on(tmp_path, monkeypatch):
     return choose
 
 
-def everything(chosen):
-    return {**chosen.variants, **chosen.in_full}
-
-
 def storages(chosen):
-    return {label: settings.storage for label, settings in everything(chosen).items()}
+    return {label: settings.storage for label, settings in chosen.settings.items()}
 
 
 # --- every experiment, every machine --------------------------------------------------------
@@ -73,7 +69,7 @@ def storages(chosen):
 def test_every_experiment_can_be_built_here(photos, name, protocol):
     chosen = experiment(name, protocol=protocol, data=str(photos), device="emulated")
     assert next(iter(chosen.variants)) == chosen.baseline
-    for settings in everything(chosen).values():
+    for settings in chosen.settings.values():
         whole = complete(settings, cores=2, has_cuda=False, can_fork=True)
         try:
             resolve(whole)
@@ -86,14 +82,14 @@ def test_no_variant_is_repeated_and_all_batch_sizes_divide_an_epoch(monkeypatch,
     monkeypatch.setattr(hardware, "cores", lambda: cores)
     for name, protocol in PROTOCOLS:
         chosen = experiment(name, protocol=protocol)
-        assert not set(chosen.variants) & set(chosen.in_full), name
-        for mode in ("quick", "full"):
-            variants = everything(chosen) if mode == "full" else chosen.variants
+        for in_full in (False, True):
+            variants = chosen.measured(in_full=in_full).values()
             # What is measured at several speeds of the device is the same at each.
-            named = [(chosen.groups.get(label), its) for label, its in variants.items()]
-            assert len(variants) == len(set(named)) > 1, name
+            named = {(variant.group, variant.settings) for variant in variants}
+            assert len(variants) == len(named) > 1, name
             whole = [
-                complete(s, cores=cores, has_cuda=False, can_fork=True) for s in variants.values()
+                complete(variant.settings, cores=cores, has_cuda=False, can_fork=True)
+                for variant in variants
             ]
             assert math.lcm(*(settings.batch_size for settings in whole)) <= PHOTOS, name
 
@@ -107,7 +103,7 @@ def test_modelled_disks_stand_alone_and_nothing_is_cold_that_cannot_be(on, machi
         assert len({storage.startswith("modelled") for storage in used}) == 1, name
         assert (chosen.notes != ALL[name].notes) is bool({"throttled", "modelled_hdd"} & used), name
         assert all(one in STORAGES or distance.NAME.fullmatch(one) for one in used), name
-        for settings in everything(chosen).values():
+        for settings in chosen.settings.values():
             if settings.storage == "tmpfs":
                 assert settings.cache in ("warm", "as found"), name  # memory is never cold
             elif settings.loader == "resident" and settings.cache == "as found":
@@ -126,7 +122,7 @@ def test_what_stands_in_for_a_hard_disk_depends_on_the_machine(on, machine, disk
     on(machine)
     for name in ("prefetching", "storage", "preprocessing", "combined", "packing"):
         chosen = experiment(name)
-        assert chosen.variants[chosen.baseline].storage == disk
+        assert chosen.settings[chosen.baseline].storage == disk
         assert len(chosen.notes) == (disk != "hdd")
     nvme = {"throttled": "nvme", "hdd": "nvme"}.get(disk)
     media = set(storages(experiment("storage")).values())
@@ -137,15 +133,16 @@ def test_what_stands_in_for_a_hard_disk_depends_on_the_machine(on, machine, disk
 def test_packs_are_read_cold_from_a_hard_disk_unless_the_user_names_another_storage(on, machine):
     on(machine)
     disks = {"hdd", "throttled", "modelled_hdd"}
-    chosen = experiment("packing").variants.values()
+    packing = experiment("packing").measured(in_full=False).values()
+    chosen = [variant.settings for variant in packing]
     assert {settings.storage for settings in chosen} < disks
     assert {settings.cache for settings in chosen} == {"cold"}
-    assert {
-        settings.cache for settings in experiment("packing", cache="warm").variants.values()
-    } == {"warm"}
+    warm = experiment("packing", cache="warm").measured(in_full=False).values()
+    assert {variant.settings.cache for variant in warm} == {"warm"}
     for storage in ("here", "ssd", "modelled_hdd"):
         chosen = experiment("packing", storage=storage)
-        assert {settings.storage for settings in chosen.variants.values()} == {storage}
+        measured = chosen.measured(in_full=False).values()
+        assert {variant.settings.storage for variant in measured} == {storage}
         assert chosen.notes == ()
 
 
@@ -154,7 +151,7 @@ def test_packs_are_read_cold_from_a_hard_disk_unless_the_user_names_another_stor
 def test_as_in_the_document_only_the_first_starts_cold_and_the_last_repeats_it(on, machine, name):
     on(machine)
     chosen = experiment(name, protocol=AS_PUBLISHED)
-    (first, cold), *others = chosen.variants.items()
+    (first, cold), *others = chosen.settings.items()
     left = "warm" if cold.storage.startswith("modelled") else "as found"
     assert (first, cold.cache) == (chosen.baseline, "cold")
     assert {settings.cache for _, settings in others} == {left}
@@ -168,7 +165,7 @@ def test_a_disk_that_cannot_be_throttled_after_all_is_modelled_and_says_why(
     why_not = "mount: permission denied"
     monkeypatch.setattr(runner, "why_not_throttled", lambda settings: why_not)
     chosen = experiment("storage", protocol=AS_PUBLISHED, num_workers=3, data=str(photos))
-    assert chosen.variants["hdd"].storage == "throttled"
+    assert chosen.settings["hdd"].storage == "throttled"
     chosen = choose(chosen, ["hdd", "ssd"])  # a variant that is left out does not come back
     info = runner.check(chosen, "quick", None)
     used = {label: settings["storage"] for label, settings in info["variants"].items()}
@@ -182,7 +179,7 @@ def test_a_disk_that_cannot_be_throttled_after_all_is_modelled_and_says_why(
 @pytest.mark.parametrize("cores", [1, 2, 3, 8])
 def test_equal_depth_is_what_a_thread_holds_more(monkeypatch, cores):
     monkeypatch.setattr(hardware, "cores", lambda: cores)
-    variants = lab.experiment("prefetching_in_depth").variants
+    variants = lab.experiment("prefetching_in_depth").settings
     plain, deep = variants["original"], variants["equal depth"]
     more = plain.num_workers * (deep.prefetch_factor - plain.prefetch_factor)
     assert 2 <= more < 2 + plain.num_workers  # whole batches for each worker, and no more
@@ -190,11 +187,11 @@ def test_equal_depth_is_what_a_thread_holds_more(monkeypatch, cores):
 
 def test_without_a_gpu_precision_is_compared_on_the_cpu(monkeypatch):
     monkeypatch.setattr(gpu, "cuda", lambda: CudaState(works=False, reason="no NVIDIA driver"))
-    small = lab.experiment("precision").variants["amp"]
+    small = lab.experiment("precision").settings["amp"]
     assert (small.device, small.preprocessor, small.input_px) == ("cpu", "classification", 64)
-    assert lab.experiment("precision", device="emulated").variants["amp"].device == "emulated"
+    assert lab.experiment("precision", device="emulated").settings["amp"].device == "emulated"
     monkeypatch.setattr(gpu, "cuda", lambda: CudaState(works=True, reason=""))
-    assert lab.experiment("precision").variants["amp"].device is None
+    assert lab.experiment("precision").settings["amp"].device is None
 
 
 # --- the user's settings --------------------------------------------------------------------
@@ -204,7 +201,7 @@ def test_the_users_settings_count_for_all_variants(on):
     on("hard disk")
     for name in ("prefetching", "storage", "preprocessing", "opencv_vs_pil", "combined"):
         chosen = experiment(name, num_workers=3, data="my/photos", seed=7)
-        for settings in everything(chosen).values():
+        for settings in chosen.settings.values():
             assert (settings.num_workers, settings.data, settings.seed) == (3, "my/photos", 7)
 
 
@@ -240,7 +237,7 @@ def test_a_new_experiment_is_one_function(monkeypatch, tmp_path, capsys):
         )
 
     monkeypatch.setitem(CATALOG, "mine", mine)
-    assert experiment("mine", seed=7).variants["theirs"].seed == 7
+    assert experiment("mine", seed=7).settings["theirs"].seed == 7
     assert list(experiment("mine", protocol=AS_PUBLISHED).variants) == ["mine", "theirs"]
     assert main(["list", "--results", str(tmp_path)]) == 0
     assert "Is mine faster?" in capsys.readouterr().out
@@ -280,8 +277,6 @@ def test_no_module_compares_the_name_of_an_experiment_with_a_known_one():
 
 def test_hosts_that_sleep_are_compared_on_the_calibrated_device_only():
     own = CATALOG["pin_memory"](Settings())
-    assert {s.profile for s in own.in_full.values()} == {"calibrated", "calibrated_sleeping"}
+    assert {s.profile for s in own.settings.values()} == {"calibrated", "calibrated_sleeping"}
     other = CATALOG["pin_memory"](Settings(profile="resnet50_a100"))
-    assert {s.profile for s in [*other.variants.values(), *other.in_full.values()]} == {
-        "resnet50_a100"
-    }
+    assert {s.profile for s in other.settings.values()} == {"resnet50_a100"}

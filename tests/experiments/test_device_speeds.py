@@ -17,18 +17,23 @@ def roofline(name, **more):
     return Request(experiment=name, roofline=True, **more).build()
 
 
+def groups(variants):
+    """The groups in their order."""
+    return list(dict.fromkeys(variant.group for variant in variants.values()))
+
+
 def test_what_depends_on_the_gpu_is_measured_at_several_speeds(monkeypatch):
     monkeypatch.setattr(gpu, "cuda", lambda: CudaState(works=False, reason="no NVIDIA driver"))
     built = lab.experiment("prefetching")
     whole = Request(experiment="prefetching").whole()
     assert built.baseline == "x = 1: original"
-    assert list(dict.fromkeys(built.groups.values())) == ["x = 1", "x = 2", "x = 0.5", "x = 4"]
-    assert {built.groups[label] for label in built.variants} == {"x = 1", "x = 2"}
-    for group in set(built.groups.values()):
-        labels = [label for label, its in built.groups.items() if its == group]
-        assert labels == [f"{group}: {name}" for name in whole.variants]
-        assert {built.tasks[label]["x"] for label in labels} == {float(group[4:])}
-    assert built.published["x = 4: both"] == whole.published["both"]
+    assert groups(built.variants) == ["x = 1", "x = 2", "x = 0.5", "x = 4"]
+    assert groups(built.measured(in_full=False)) == ["x = 1", "x = 2"]
+    for group in groups(built.variants):
+        variants = {name: one for name, one in built.variants.items() if one.group == group}
+        assert list(variants) == [f"{group}: {name}" for name in whole.variants]
+        assert {variant.task["x"] for variant in variants.values()} == {float(group[4:])}
+        assert variants[f"{group}: both"].published == whole.variants["both"].published
 
 
 @pytest.mark.parametrize(
@@ -36,7 +41,7 @@ def test_what_depends_on_the_gpu_is_measured_at_several_speeds(monkeypatch):
                  {"profile": "resnet50_a100"}], ids=str,
 )  # fmt: skip
 def test_a_gpu_whose_speed_is_known_is_measured_at_that_speed(settings):
-    assert not lab.experiment("prefetching", **settings).groups
+    assert not lab.experiment("prefetching", **settings).has_groups
 
 
 def test_a_run_at_several_speeds_has_a_result_for_each():
@@ -52,24 +57,24 @@ def test_a_run_at_several_speeds_has_a_result_for_each():
 
 def test_every_variant_runs_at_every_speed_and_loads_alone():
     built = roofline("preprocessing")
-    assert list(dict.fromkeys(built.groups[label] for label in built.variants)) == [
+    assert groups(built.measured(in_full=False)) == [
         "x = 1", "x = 2", "x = 4", "loading alone",
     ]  # fmt: skip
     names = list(lab.experiment("preprocessing").variants)
-    for group in set(built.groups.values()):
-        labels = [label for label, its in built.groups.items() if its == group]
+    for group in groups(built.variants):
+        labels = [label for label, variant in built.variants.items() if variant.group == group]
         assert labels == [f"{group}: {name}" for name in names]
-    every = {**built.variants, **built.in_full}
+    every = built.settings
     assert {settings.epochs for settings in every.values()} == {1}
     assert every["loading alone: simplified"].step == "nothing"
-    assert built.published == {
+    figures = {label: variant.published for label, variant in built.variants.items()}
+    assert {label: figure for label, figure in figures.items() if figure} == {
         "loading alone: original": 1.0, "loading alone: simplified": 0.661,
     }  # fmt: skip
 
 
 def test_cold_and_warm_files_have_a_roofline_each():
-    whole = Request(experiment="storage").whole()
-    whole = {**whole.variants, **whole.in_full}
+    whole = Request(experiment="storage").whole().settings
     cold, warm = (roofline("storage", settings={"cache": cache}) for cache in ("cold", "warm"))
     for built, same in ((cold, {}), (warm, {"baseline": "hdd, warm"})):
         other = roofline("storage", **same)
@@ -79,7 +84,9 @@ def test_cold_and_warm_files_have_a_roofline_each():
     assert (cold.name, warm.name) == ("storage_roofline_cold", "storage_roofline_warm")
     for built, other in ((cold, "warm"), (warm, "cold")):
         names = [
-            label.partition(": ")[2] for label in built.variants if built.groups[label] == "x = 1"
+            label.partition(": ")[2]
+            for label, variant in built.variants.items()
+            if variant.group == "x = 1"
         ]
         assert "tmpfs" in names  # never anywhere but in memory
         assert other not in {whole[name].cache for name in names if name != "tmpfs"}
@@ -90,9 +97,9 @@ def test_files_at_a_distance_have_one_in_the_state_they_are_found_in():
 
 
 def test_parts_of_the_work_have_no_roofline():
-    labels = roofline("combined", mode="full").groups
-    assert not any("computing alone" in label for label in labels)
-    assert sum(group == "x = 8" for group in labels.values()) == 2 * 3 * 2
+    variants = roofline("combined", mode="full").variants
+    assert not any("computing alone" in label for label in variants)
+    assert sum(variant.group == "x = 8" for variant in variants.values()) == 2 * 3 * 2
 
 
 def test_the_baseline_is_first_in_every_group():

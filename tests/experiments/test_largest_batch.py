@@ -126,8 +126,8 @@ def test_the_90_percent_rule_stands_beside_half_and_all_of_the_largest():
     )
     asked = {(c.experiment, c.variant) for claim in CLAIMS for c in claim.contrasts}
     assert {variant for name, variant in asked if name == experiment.name} < set(variants)
-    assert [settings.batch_size for settings in variants.values()] == [40, 72, 80]
-    assert {settings.device for settings in variants.values()} == {"cuda"}
+    assert [settings.batch_size for settings in experiment.settings.values()] == [40, 72, 80]
+    assert {settings.device for settings in experiment.settings.values()} == {"cuda"}
 
 
 def test_without_cuda_it_is_skipped_with_the_reason(monkeypatch):

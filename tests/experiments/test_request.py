@@ -11,15 +11,25 @@ import labkit as lab
 from labkit import cli, cli_lab
 from labkit.experiments.request import Request
 from labkit.report import run
+from labkit.runs.experiment import full_only, published_by
 from labkit.settings import AS_PUBLISHED
 
 OWN = lab.Experiment(
     "mine",
     question="?",
-    variants=lab.vary(lab.Settings(num_workers=2), decoder=["opencv", "pillow", "simplejpeg"]),
+    variants=published_by(
+        {"opencv": 0.9, "pillow": 1.0},
+        lab.vary(lab.Settings(num_workers=2), decoder=["opencv", "pillow", "simplejpeg"]),
+    ),
     baseline="pillow",
-    published={"opencv": 0.9, "pillow": 1.0},
 )
+
+
+def figures(experiment):
+    """The published time of each variant."""
+    return {label: variant.published for label, variant in experiment.variants.items()}
+
+
 NASTY = "<script>alert('x')</script> \"a\" `b` $HOME | ](http://x) \\ ; rm -rf ~"
 SETTINGS = {
     "data": f"/data/{NASTY}",
@@ -83,7 +93,7 @@ def test_a_changed_experiment_is_the_users_own():
     changed = replace(lab.experiment("prefetching"), question="Mine?")
     assert changed.request is None
     own = Request(experiment=changed, settings={"num_workers": 1}, baseline="x = 1: both")
-    assert {settings.num_workers for settings in own.build().variants.values()} == {1}
+    assert {settings.num_workers for settings in own.build().settings.values()} == {1}
     stored = Request.read({"request": own.to_dict()})
     for asked in (own, stored):
         assert asked.command_line() == ""
@@ -101,10 +111,10 @@ def test_a_run_of_schema_1_is_printed_by_name_and_mode():
 def test_variants_can_be_left_out_and_the_baseline_changed():
     fewer = Request(experiment=OWN, variants=("pillow", "opencv")).build()
     assert list(fewer.variants) == ["opencv", "pillow"]  # in the experiment's order
-    assert (fewer.baseline, fewer.published) == ("pillow", {"opencv": 0.9, "pillow": 1.0})
+    assert (fewer.baseline, figures(fewer)) == ("pillow", {"opencv": 0.9, "pillow": 1.0})
     other = lab.choose(OWN, ["opencv", "simplejpeg"], "opencv")
     # The document divided by another baseline, so its figures do not apply.
-    assert (list(other.variants), other.published) == (["opencv", "simplejpeg"], {})
+    assert figures(other) == {"opencv": None, "simplejpeg": None}
     again = lab.choose(lab.choose(OWN, ["opencv", "pillow"]), baseline="opencv")
     assert (list(again.variants), again.baseline) == (["opencv", "pillow"], "opencv")
 
@@ -112,9 +122,7 @@ def test_variants_can_be_left_out_and_the_baseline_changed():
 def test_a_variant_that_the_mode_does_not_measure_is_refused():
     listed = replace(
         OWN,
-        variants={"pillow": lab.Settings()},
-        in_full={"opencv": lab.Settings()},
-        published={},
+        variants={"pillow": lab.Settings(), **full_only({"opencv": lab.Settings()})},
     )
     asked = Request(experiment=listed, variants=("pillow", "opencv"))
     message = (
@@ -123,7 +131,8 @@ def test_a_variant_that_the_mode_does_not_measure_is_refused():
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         asked.build()
-    assert list(replace(asked, mode="full").build().in_full) == ["opencv"]
+    built = replace(asked, mode="full").build()
+    assert [label for label, one in built.variants.items() if one.full_only] == ["opencv"]
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def test_every_setting_that_all_variants_share_has_one_control_with_its_help(nam
     form = Form(Request(experiment=name))
     form.refresh()
     experiment = lab.experiment(name)
-    variants = [*experiment.variants.values(), *experiment.in_full.values()]
+    variants = experiment.settings.values()
     for setting in KINDS[experiment.kind].settings:
         controls = [w for w in below(form.box) if getattr(w, "description", "") == setting]
         is_shared = len({getattr(settings, setting) for settings in variants}) == 1
@@ -91,7 +91,8 @@ def test_a_form_keeps_the_protocol_that_it_was_given():
 
 def test_variants_of_full_mode_are_offered_there_alone():
     form = Form(Request(experiment="combined"))
-    label = next(iter(lab.experiment("combined").in_full))
+    known = lab.experiment("combined").variants
+    label = next(label for label, variant in known.items() if variant.full_only)
     form.refresh()
     assert labelled(form.box, label).layout.display == "none"
     labelled(form.box, "mode").value = "full"

@@ -234,7 +234,7 @@ RING = 11  # size of the mark from which on a cost is negligible
 def dial_summary(name, times, *, blocks=10, noise=0.0005, **info):
     """A run of an experiment of the catalog in full mode; the baseline's time is 1."""
     experiment = CATALOG[name](Settings(data="data/photos"))
-    known = {**experiment.variants, **experiment.in_full}
+    known = experiment.settings
     times = {experiment.baseline: 1.0, **times}
     info = fake_info([*times, *info.get("skipped", {})], experiment=name, mode="full", **info)
     info |= {"source": experiment.source, "dial": asdict(experiment.dial), "blocks": blocks}
@@ -245,7 +245,7 @@ def dial_summary(name, times, *, blocks=10, noise=0.0005, **info):
 def all_of(name, time=1.2):
     """Every variant but the baseline; `time` is that of whatever is done every step."""
     experiment = CATALOG[name](Settings(data="data/photos"))
-    labels = [x for x in (*experiment.variants, *experiment.in_full) if x != experiment.baseline]
+    labels = [label for label in experiment.variants if label != experiment.baseline]
     steps = {x: next((n for n in (100, 10) if f"every {n} steps" in x), 1) for x in labels}
     return {label: 1 + (time - 1) / n for label, n in steps.items()}
 

@@ -198,7 +198,7 @@ def test_every_variant_of_the_catalog_has_a_short_recipe(name):
     for protocol in (CORRECTED, AS_PUBLISHED):
         with contextlib.suppress(ValueError):  # not every document's experiment has its own order
             experiment = lab.experiment(name, protocol=protocol)
-            found = {**experiment.variants, **experiment.in_full}
+            found = experiment.settings
             variants |= {(protocol, label): settings for label, settings in found.items()}
     for label, settings in variants.items():
         uses_one_gpu = (settings.ranks, settings.exchange) == (1, "all_reduce")

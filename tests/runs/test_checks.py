@@ -48,7 +48,7 @@ def test_the_steps_of_the_textbook_do_the_same_work_and_other_crops_do_not(photo
         "device": "cpu",
         "num_workers": 1,
     }
-    steps = lab.experiment("textbook", **chosen).variants
+    steps = lab.experiment("textbook", **chosen).settings
     variants = {label: completed(**asdict(step)) for label, step in steps.items()}
     assert checks.compare_work(variants, "textbook") == dict.fromkeys(variants, ("ok", ""))
     part = PREPROCESSORS["classification_crop"]

@@ -19,7 +19,9 @@ GROUPS = ("decode, 320×240", "crop, 320×240")
 def few(photos, **changes):
     """The operations of two groups."""
     whole = lab.experiment("operations", data=str(photos), **changes)
-    return lab.choose(whole, [label for label in whole.variants if whole.groups[label] in GROUPS])
+    return lab.choose(
+        whole, [label for label, variant in whole.variants.items() if variant.group in GROUPS]
+    )
 
 
 @pytest.fixture(scope="module")

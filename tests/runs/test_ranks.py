@@ -95,7 +95,11 @@ def exchanged(photos, tmp_path_factory):
         "communication", data=str(photos), images=IMAGES, input_px=64, batch_size=4
     )
     # Over the slowest links a step takes seconds.
-    few = {name: its for name, its in chosen.variants.items() if its.exchange not in SLOWEST}
+    few = {
+        name: variant
+        for name, variant in chosen.variants.items()
+        if variant.settings.exchange not in SLOWEST
+    }
     chosen = replace(chosen, variants=few)
     return lab.run(chosen, blocks=1, results=tmp_path_factory.mktemp("results"), progress=False)
 
@@ -131,11 +135,11 @@ def test_several_gpus_train_in_both_ways_as_far_as_a_cpu_can(photos, tmp_path):
     chosen = lab.experiment("data_parallel", data=str(photos), input_px=64, images=IMAGES)
     variants = {
         label: replace(its, device="cpu", step="small_classifier", batch_size=its.batch_size // 16)
-        for label, its in chosen.variants.items()
+        for label, its in chosen.settings.items()
         if "4 GPUs" not in label
     }
     found = lab.run(
-        replace(chosen, variants=variants, published={}),
+        replace(chosen, variants=variants),
         blocks=1, results=tmp_path, progress=False,
     )  # fmt: skip
     one, at_once, ranks = found.summary.rows
@@ -154,7 +158,7 @@ def test_several_gpus_train_in_both_ways_as_far_as_a_cpu_can(photos, tmp_path):
 @pytest.mark.skipif(gpu.cuda().works, reason="there is an NVIDIA GPU")
 def test_without_gpus_the_claim_has_the_published_figures_alone(photos, tmp_path):
     chosen = lab.experiment("data_parallel", data=str(photos))
-    assert chosen.published["DataParallel, 2 GPUs"] == pytest.approx(3.285, abs=5e-4)
+    assert chosen.variants["DataParallel, 2 GPUs"].published == pytest.approx(3.285, abs=5e-4)
     with pytest.raises(RuntimeError, match=f"must be able to run here, got: {gpu.cuda().reason}"):
         lab.run(chosen, results=tmp_path, progress=False)
     (claim,) = answers(tmp_path, numbers=[35])
