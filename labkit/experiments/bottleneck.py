@@ -47,7 +47,7 @@ def bottlenecks(base: Settings) -> Experiment:
         variants=quick | full_only(every),
         source="[000]: a profile shows whether reading is the bottleneck; [002] 2: time loading, "
         "forward and backward pass; no figures",
-        knobs=("jitter_ms", "num_workers", "batch_size", "input_px", "device"),
+        shown_first=("jitter_ms", "num_workers", "batch_size", "input_px", "device"),
     )
 
 

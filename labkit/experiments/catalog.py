@@ -138,11 +138,11 @@ def _on_this_machine(found: Experiment, storage: str) -> Experiment:
     if disk != "throttled":
         return _on_media(found, MODELS, note)
 
-    def otherwise(chosen: Experiment, why_not: str) -> Experiment:
+    def fallback(chosen: Experiment, why_not: str) -> Experiment:
         note = _model_note(_why_no_hard_disk(), why_not)
         return _on_media(replace(chosen, notes=found.notes), MODELS, note)
 
-    return replace(_on_media(found, {"hdd": disk}, note), otherwise=otherwise)
+    return replace(_on_media(found, {"hdd": disk}, note), fallback=fallback)
 
 
 def _on_media(found: Experiment, names: Mapping[str, str], note: str) -> Experiment:

@@ -37,7 +37,7 @@ def combined(base: Settings) -> Experiment:
         for values in itertools.product(*levels.values())
     }
     original = combinations.pop("hdd + none + loops")
-    singles = {
+    single_effects = {
         f"ssd + {prefetcher} + on_device": {
             "ssd": storage.PUBLISHED["ssd"],
             prefetcher: prefetching.PUBLISHED[prefetcher],
@@ -64,14 +64,14 @@ def combined(base: Settings) -> Experiment:
             PUBLISHED,
             {
                 "original": original,
-                **{label: combinations.pop(label) for label in singles},
+                **{label: combinations.pop(label) for label in single_effects},
                 **full_only({**combinations, **floors}),
             },
         ),
-        singles=singles,
+        single_effects=single_effects,
         source="[004] section 3.4: 39 % together",
-        main_road=True,
-        knobs=("num_workers", "batch_size", "input_px", "decoder", "device"),
+        is_default=True,
+        shown_first=("num_workers", "batch_size", "input_px", "decoder", "device"),
     )
 
 

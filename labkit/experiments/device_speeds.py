@@ -55,7 +55,7 @@ def at_operating_points(experiment: Experiment) -> Experiment:
         {group: {"x": x} for group, x in points.items()},
     )
     baseline = f"{next(iter(points))}: {first}"
-    return replace(simulated, variants=grouped, baseline=baseline, at_points=False)
+    return replace(simulated, variants=grouped, baseline=baseline, at_several_speeds=False)
 
 
 def over_device_speeds(experiment: Experiment, cache: str | None = None) -> Experiment:

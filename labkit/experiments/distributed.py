@@ -60,7 +60,7 @@ def ranks(base: Settings) -> Experiment:
         question="Does adding GPUs help if they share the CPU?",
         variants=variants,
         source="[001] 5.3: one process per GPU; no figure",
-        knobs=("num_workers", "batch_size", "preprocessor", "device"),
+        shown_first=("num_workers", "batch_size", "preprocessor", "device"),
     )
 
 
@@ -103,7 +103,7 @@ def communication(base: Settings) -> Experiment:
             groups, lambda group, label: group == fewest and label not in only_in_full
         ),
         source="[001] 5.1: machines in different modules take much longer; no figure",
-        knobs=("batch_size", "input_px", "images", "device"),
+        shown_first=("batch_size", "input_px", "images", "device"),
     )
 
 
@@ -140,7 +140,7 @@ def data_parallel(base: Settings) -> Experiment:
         ),
         source="[001] 5.3: DistributedDataParallel; the published figures are those of "
         "The-AI-Summer/pytorch-ddp",
-        knobs=("input_px", "images", "device"),
+        shown_first=("input_px", "images", "device"),
     )
 
 

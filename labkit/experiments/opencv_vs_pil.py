@@ -40,9 +40,9 @@ def opencv_vs_pil(base: Settings) -> Experiment:
             ),
         },
         source="[000], OpenCV or PIL: mostly OpenCV, its chart is lost",
-        at_points=True,
-        main_road=True,
-        knobs=("num_workers", "batch_size", "input_px", "cv2_threads", "cache", "device"),
+        at_several_speeds=True,
+        is_default=True,
+        shown_first=("num_workers", "batch_size", "input_px", "cv2_threads", "cache", "device"),
     )
 
 
@@ -70,7 +70,7 @@ def operations(base: Settings) -> Experiment:
             "pictures larger than the data's photographs are enlarged ones: smoother than a "
             "camera's, with fewer bytes per pixel to decode",
         ),
-        main_road=True,
+        is_default=True,
     )
 
 

@@ -45,7 +45,7 @@ def packing(base: Settings) -> Experiment:
         variants=quick
         | full_only({**raw, **page_by_page, **sequential, **warm, **alone, **in_memory}),
         source="[000], [001] 3.1.3, [004] 2.6: HDF5, pth, LMDB, TFRecord; no figures",
-        knobs=("num_workers", "storage", "batch_size", "decoder", "input_px", "device"),
+        shown_first=("num_workers", "storage", "batch_size", "decoder", "input_px", "device"),
     )
 
 
@@ -62,7 +62,7 @@ def small_files(base: Settings) -> Experiment:
         question="How slow are thumbnails stored as separate files?",
         variants=variants | full_only(change_all(variants, "{}, warm", cache="warm")),
         source="[000]: seeking, opening and closing",
-        knobs=("num_workers", "storage", "input_px", "batch_size", "decoder", "device"),
+        shown_first=("num_workers", "storage", "input_px", "batch_size", "decoder", "device"),
     )
 
 
@@ -85,7 +85,7 @@ def offline(base: Settings) -> Experiment:
         question="Does preprocessing ahead of training shorten the epoch?",
         variants=variants | full_only(change_all(variants, "{}, warm", cache="warm")),
         source="[001] 2.1b: a Spark or CPU job before training; no figure",
-        knobs=("num_workers", "storage", "input_px", "decoder", "batch_size", "device"),
+        shown_first=("num_workers", "storage", "input_px", "decoder", "batch_size", "device"),
     )
 
 
@@ -115,7 +115,7 @@ def distance(base: Settings) -> Experiment:
             **full_only(in_full),
         },
         source="[001] 3.1.1 and 3.1.2: ceph in another city; local SSD > ceph > cfs > hdfs",
-        knobs=("batch_size", "prefetch_factor", "decoder", "device"),
+        shown_first=("batch_size", "prefetch_factor", "decoder", "device"),
     )
 
 

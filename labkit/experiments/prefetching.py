@@ -44,9 +44,9 @@ def prefetching(base: Settings) -> Experiment:
         variants=published_by(PUBLISHED, variants),
         source="[004] section 3.1, experiment 1",
         as_published=as_in_the_document(variants),
-        at_points=True,
-        main_road=True,
-        knobs=(
+        at_several_speeds=True,
+        is_default=True,
+        shown_first=(
             "num_workers", "prefetch_factor", "pin_memory", "sync_every", "batch_size", "input_px",
             "preprocessor", "device",
         ),
@@ -97,7 +97,7 @@ def prefetching_in_depth(base: Settings) -> Experiment:
         variants=published_by({thread: PUBLISHED[thread]}, quick)
         | full_only(pageable | streams | seldom | as_bytes),
         source="[004] 2.1 and experiment 1; disputed, as the loader has a queue of its own",
-        knobs=("batch_size", "preprocessor", "device"),
+        shown_first=("batch_size", "preprocessor", "device"),
     )
 
 
@@ -130,7 +130,7 @@ def pin_memory(base: Settings) -> Experiment:
         variants=quick | full_only(seldom | sleeping | small),
         source="[001] 1.6, [002]: saves a little; [003], [004] 2.2: overlap needs pinned memory "
         "and a side stream",
-        knobs=("num_workers", "batch_size", "input_px", "device"),
+        shown_first=("num_workers", "batch_size", "input_px", "device"),
     )
 
 

@@ -33,8 +33,8 @@ def preprocessing(base: Settings) -> Experiment:
             },
         ),
         source="[004] section 3.3, experiment 3",
-        main_road=True,
-        knobs=("num_workers", "batch_size", "input_px", "decoder", "cache", "device"),
+        is_default=True,
+        shown_first=("num_workers", "batch_size", "input_px", "decoder", "cache", "device"),
     )
 
 

@@ -111,7 +111,9 @@ class Request:
             self._check_roofline()
             built = replace(built, variants=built.measured(in_full=is_judged))
             built = over_device_speeds(built, self.settings.get("cache"))
-        elif self.protocol == CORRECTED and whole.at_points and _trains_on_calibrated(built):
+        elif (
+            self.protocol == CORRECTED and whole.at_several_speeds and _trains_on_calibrated(built)
+        ):
             built = at_operating_points(built)
         object.__setattr__(built, "request", self.to_dict())
         return built

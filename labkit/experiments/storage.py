@@ -38,9 +38,9 @@ def storage(base: Settings) -> Experiment:
         variants=published_by(PUBLISHED, {**every, **in_memory, **full_only(warm)}),
         source="[004] section 3.2, experiment 2",
         as_published=as_in_the_document(every),
-        at_points=True,
-        main_road=True,
-        knobs=("num_workers", "batch_size", "input_px", "decoder", "device"),
+        at_several_speeds=True,
+        is_default=True,
+        shown_first=("num_workers", "batch_size", "input_px", "decoder", "device"),
     )
 
 
@@ -70,7 +70,7 @@ def memory(base: Settings) -> Experiment:
             "data that is copied first to an SSD takes the SSD's time, and once that of the copy: "
             "see labkit advise",
         ),
-        knobs=("num_workers", "batch_size", "input_px", "decoder", "device"),
+        shown_first=("num_workers", "batch_size", "input_px", "decoder", "device"),
     )
 
 

@@ -59,6 +59,6 @@ def timed_alone(
         kind="operation",
         variants=in_groups(groups, is_quick),
         notes=(*(f"{operation}: {MEANINGS[operation]}" for operation in meanings), *notes),
-        knobs=("seed",),
+        shown_first=("seed",),
         **fields,
     )

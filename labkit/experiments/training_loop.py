@@ -14,7 +14,7 @@ from labkit.runs.experiment import Dial, Experiment, full_only
 from labkit.settings import Settings, change_all
 
 # Settings that the form shows first, where nothing is loaded.
-LOOP_KNOBS = ("batch_size", "input_px", "device")
+LOOP_SETTINGS = ("batch_size", "input_px", "device")
 # A CPU trains so slowly that only a few small images make epochs of about a second.
 CPU_PX, CPU_BATCH_SIZE = 64, 4
 # Loops over the boxes take some hundredths of a second for each image.
@@ -47,7 +47,14 @@ def loss(base: Settings) -> Experiment:
         ),
         source="[001] 4.1: for loops in a loss block the GPU; simplify, or use processes or "
         "threads; no figure",
-        knobs=("num_workers", "preprocessor", "batch_size", "sync_every", "profile", "device"),
+        shown_first=(
+            "num_workers",
+            "preprocessor",
+            "batch_size",
+            "sync_every",
+            "profile",
+            "device",
+        ),
     )
 
 
@@ -78,7 +85,7 @@ def precision(base: Settings) -> Experiment:
         question="Do mixed precision and channels_last shorten the epoch?",
         variants=variants | full_only(_computing_alone(variants)),
         source="[004] 2.6: apex, whose mixed precision is torch's own today; no figure",
-        knobs=("num_workers", "batch_size", "input_px", "cache", "device"),
+        shown_first=("num_workers", "batch_size", "input_px", "cache", "device"),
     )
 
 
@@ -114,7 +121,7 @@ def stalls(base: Settings) -> Experiment:
         },
         source="[001] section 2: eight CPU jobs, six of them in the training loop, of which the "
         "loss has an experiment of its own; no figures",
-        knobs=LOOP_KNOBS,
+        shown_first=LOOP_SETTINGS,
     )
 
 
@@ -142,7 +149,7 @@ def checkpoints(base: Settings) -> Experiment:
         variants=quick | full_only({**every, **in_memory}),
         source="[001] 3.3: save fewer checkpoints; no figure",
         dial=Dial(setting="checkpoint_every"),
-        knobs=("checkpoint_to", "batch_size", "input_px", "device"),
+        shown_first=("checkpoint_to", "batch_size", "input_px", "device"),
     )
 
 
@@ -165,7 +172,7 @@ def logs(base: Settings) -> Experiment:
         | full_only({**unread, **shown}),
         source="[001] 5.1: print logs every 100 steps",
         dial=Dial(setting="report_every", advice=100, source="[001] 5.1"),
-        knobs=LOOP_KNOBS,
+        shown_first=LOOP_SETTINGS,
     )
 
 
@@ -189,7 +196,7 @@ def metric_reports(base: Settings) -> Experiment:
         | full_only(others),
         source="[001] 4.2: report metrics every 100 steps",
         dial=Dial(setting="report_every", advice=100, source="[001] 4.2"),
-        knobs=LOOP_KNOBS,
+        shown_first=LOOP_SETTINGS,
     )
 
 
@@ -211,7 +218,7 @@ def evaluation(base: Settings) -> Experiment:
         variants={"none": base} | {name: every.pop(name) for name in names} | full_only(every),
         source="[001] section 2: evaluation metrics among eight CPU jobs; no figure",
         dial=Dial(setting="metrics_every"),
-        knobs=LOOP_KNOBS,
+        shown_first=LOOP_SETTINGS,
     )
 
 

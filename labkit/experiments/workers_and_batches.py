@@ -47,7 +47,7 @@ def workers(base: Settings) -> Experiment:
         variants=quick | few | full_only(others),
         source="[002]: at most the CPU's threads, usually 8 or 12, the cheapest of equals; "
         "[004] 2.4: as many as cores or GPUs; too many block",
-        knobs=("prefetch_factor", "batch_size", "preprocessor", "cache", "device"),
+        shown_first=("prefetch_factor", "batch_size", "preprocessor", "cache", "device"),
     )
 
 
@@ -73,7 +73,7 @@ def prefetch_factor(base: Settings) -> Experiment:
         }
         | full_only({"16 batches each": replace(base, prefetch_factor=16)}),
         source="[000], [001] 1.5: each worker loads ahead, CPU and GPU work at once; no figure",
-        knobs=("num_workers", "jitter_ms", "batch_size", "preprocessor", "device"),
+        shown_first=("num_workers", "jitter_ms", "batch_size", "preprocessor", "device"),
     )
 
 
@@ -96,7 +96,7 @@ def persistent_workers(base: Settings) -> Experiment:
         question="Does keeping the workers between epochs save time?",
         variants=variants | full_only(in_full),
         source="[001] 4.1: listed, False by default; no figure",
-        knobs=("num_workers", "epochs", "images", "preprocessor", "device"),
+        shown_first=("num_workers", "epochs", "images", "preprocessor", "device"),
     )
 
 
@@ -130,7 +130,7 @@ def batch_size(base: Settings) -> Experiment:
         variants={_size(n): replace(base, batch_size=n) for n in (20, 21, 28)}
         | full_only({_size(n): replace(base, batch_size=n) for n in (10, 12, 14, 15, 30, 35, 42)}),
         source="[002] 3.1: a multiple of 2, better of 4; lists 4, 8, 12, 16, 32, 128, 256",
-        knobs=("num_workers", "input_px", "decoder", "device"),
+        shown_first=("num_workers", "input_px", "decoder", "device"),
     )
 
 
@@ -157,7 +157,7 @@ def batch_size_powers(base: Settings) -> Experiment:
             }
         ),
         source="[002] 3.1: 90 % of the GPU's memory or more; lists 4, 8, 16, 32, 128, 256",
-        knobs=("num_workers", "input_px", "decoder", "device"),
+        shown_first=("num_workers", "input_px", "decoder", "device"),
     )
 
 
@@ -184,7 +184,7 @@ def sampling(base: Settings) -> Experiment:
             "joined without a copy, in threads": by("threads"),
         },
         source="[001] 4.1: map and iterable data sets, samplers, collate functions; no figure",
-        knobs=("num_workers", "batch_size", "cache", "preprocessor", "device"),
+        shown_first=("num_workers", "batch_size", "cache", "preprocessor", "device"),
     )
 
 
@@ -214,7 +214,7 @@ def opencv_threads(base: Settings) -> Experiment:
         question="Should OpenCV use threads of its own beside the loader's workers?",
         variants=quick | full_only(in_full),
         source="users of OpenCV in training, who disagree",
-        knobs=("batch_size", "input_px", "preprocessor", "device"),
+        shown_first=("batch_size", "input_px", "preprocessor", "device"),
     )
 
 
@@ -249,7 +249,7 @@ def rivals(base: Settings) -> Experiment:
             ),
         },
         source="[001] 2.1 and 2.2, [000], [003], [004] 2.6: nearly 4 times as fast with DALI [000]",
-        knobs=(
+        shown_first=(
             "num_workers", "prefetch_factor", "batch_size", "input_px", "cache", "step", "device",
         ),
     )  # fmt: skip
@@ -276,7 +276,7 @@ def tf_data(base: Settings) -> Experiment:
             ),
         },
         source="[001] 2.1 a and 4.2: shuffle, batch, map, prefetch; no figure",
-        knobs=("num_workers", "batch_size", "input_px", "cache", "step", "device"),
+        shown_first=("num_workers", "batch_size", "input_px", "cache", "step", "device"),
     )
 
 
@@ -295,7 +295,7 @@ def num_parallel_reads(base: Settings) -> Experiment:
             **full_only({"torch": base}),
         },
         source="[001] 1.4: num_parallel_reads; no figure",
-        knobs=("num_workers", "storage", "batch_size", "input_px", "step", "device"),
+        shown_first=("num_workers", "storage", "batch_size", "input_px", "step", "device"),
     )
 
 

@@ -139,8 +139,8 @@ class Form:
         boxes = {name: _field(x, self._help[name]) for name, x in self._controls.items()}
         if not has_roofline(self._whole):
             del boxes["roofline"]
-        knobs = ("mode", "roofline", "blocks", "data", *self._whole.knobs)
-        first = _grid([boxes.pop(name) for name in knobs if name in boxes])
+        shown = ("mode", "roofline", "blocks", "data", *self._whole.shown_first)
+        first = _grid([boxes.pop(name) for name in shown if name in boxes])
         hidden = _grid(boxes.values())
         fold = widgets.ToggleButton(description="More settings", tooltip="Show all other settings")
         _display(hidden, is_shown=False)

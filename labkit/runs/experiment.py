@@ -60,7 +60,7 @@ class Experiment:
     """The label that all others of its group are divided by; unset: the first variant's."""
     kind: str = EPOCHS
     """What a trial times, a key of `kinds.KINDS`."""
-    singles: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    single_effects: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """Label of a published combination -> the published time of each of its changes alone."""
     source: str = ""
     """Document and section."""
@@ -70,16 +70,16 @@ class Experiment:
     """Sentences about the machine that belong to every run, such as what stands in for what."""
     as_published: Mapping[str, Settings] = field(default_factory=dict)
     """Label -> settings in the document's own order; empty: it is not run that way."""
-    at_points: bool = False
+    at_several_speeds: bool = False
     """Whether it is measured at several speeds of the simulated GPU: what its variants save
     depends on that."""
-    main_road: bool = False
+    is_default: bool = False
     """Whether `labkit run` runs it by default."""
-    knobs: tuple[str, ...] = ("num_workers", "batch_size", "input_px", "device")
+    shown_first: tuple[str, ...] = ("num_workers", "batch_size", "input_px", "device")
     """Names of the settings that the form shows first, after the data."""
     dial: Dial | None = None
     """The setting whose steps are the axis of a second chart."""
-    otherwise: Callable[[Experiment, str], Experiment] | None = None
+    fallback: Callable[[Experiment, str], Experiment] | None = None
     """Returns what to run instead of an experiment whose throttled disk cannot be put up.
 
     Takes the experiment, from which variants may have been left out, and the reason."""

@@ -159,10 +159,10 @@ def check(
     folder = experiment.settings[experiment.baseline].data
     if folder == Settings.data and not Path(folder).exists():  # nobody named any
         make_photos(folder)
-    if experiment.otherwise is not None:
+    if experiment.fallback is not None:
         baseline = experiment.settings[experiment.baseline]
         if reason := why_not_throttled(complete_here(baseline)):
-            experiment = experiment.otherwise(experiment, reason)
+            experiment = experiment.fallback(experiment, reason)
     wanted = experiment.measured(in_full=chosen.judged)
     variants = {label: complete_here(variant.settings) for label, variant in wanted.items()}
     parts, skipped = {}, {}
@@ -201,7 +201,7 @@ def check(
             for label, variant in wanted.items()
             if variant.published is not None
         },
-        "singles": dict(experiment.singles),
+        "singles": dict(experiment.single_effects),
         "source": experiment.source,
         "dial": experiment.dial and asdict(experiment.dial),
         # Of the last batches: as many as the smallest has.
