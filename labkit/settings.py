@@ -173,6 +173,11 @@ class Settings:
         """What memory holds when an epoch starts: `cached`, else `cache` (of epoch 1 only)."""
         return self.cache if self.cached is None else self.cached
 
+    @property
+    def cache_label(self) -> str:
+        """What the rows call `cache_state`: cold, warm, as found or "50 % cached"."""
+        return self.cache if self.cached is None else f"{self.cached} % cached"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Mode:

@@ -32,10 +32,10 @@ from labkit.analysis.statistics import paired_interval
 from labkit.contracts import Clock, Epoch, Reader, Skip, SystemClock, utc_now
 from labkit.files import bar, write_whole
 from labkit.machine import hardware
-from labkit.parts.devices import PROFILES
+from labkit.parts.devices import DevicePart
 from labkit.parts.training import VECTORIZED
 from labkit.pipeline import Pipeline, build
-from labkit.resolve import complete_here, open_original, original, resolve, traits
+from labkit.resolve import complete_here, find_part, find_profile, open_data, original
 from labkit.runs.active import ActiveRun, single_run_lock
 from labkit.runs.checks import check_emulator, check_images
 from labkit.runs.packs import fingerprint
@@ -93,13 +93,13 @@ def calibrate_run(run: ActiveRun, epoch_share: float) -> None:
     tried = replace(
         tried, images=min(baseline.images or usable, usable), ranks=1, exchange=Settings.exchange
     )
-    of, excluded = traits(vars(baseline)), run.info["excluded"]
+    facts, excluded = run.baseline_facts, run.info["excluded"]
     try:
         trained_per_s, why_none = run.ask(
             "measure_rate", settings=tried, seconds=CALIBRATION_S, excluded=excluded
         )
         # What several speeds, or several GPUs, are told by.
-        several = "loading" not in of.leaves_out and any(
+        several = not facts.repeats_one_batch and any(
             its.ranks > 1 for its in run.remaining.values()
         )
         if "tasks" in run.info or several:
@@ -112,7 +112,7 @@ def calibrate_run(run: ActiveRun, epoch_share: float) -> None:
             if why_unknown and any(task.get("x") for task in run.info.get("tasks", {}).values()):
                 raise Skip(why_unknown)  # the devices' speeds are multiples of it
             calibration["load_images_per_s"] = loaded_per_s
-        if of.emulated and "computing" not in of.leaves_out:
+        if facts.is_simulated and not facts.trains_nothing:
             calibration |= check_emulator(run, tried)
     except (TrialFailed, Skip) as reason:
         raise run.no_baseline(reason) from reason
@@ -149,8 +149,8 @@ def _device(run: ActiveRun) -> dict[str, Any]:
             "calibrated": str(kept),
         }
     baseline = with_device(run.baseline, calibration)
-    if traits(vars(baseline)).emulated:
-        calibration["device_images_per_s"] = 1 / resolve(baseline).profile.compute_s_per_image
+    if run.baseline_facts.is_simulated:
+        calibration["device_images_per_s"] = 1 / find_profile(baseline).compute_s_per_image
     return calibration
 
 
@@ -392,8 +392,8 @@ def calibrate(
 
 def is_calibrated(settings: Settings) -> bool:
     """Return whether complete settings use the calibrated device, whose speed they do not say."""
-    is_emulated = traits(vars(settings)).emulated and settings.device_speed is None
-    return is_emulated and PROFILES[settings.profile].compute_s_per_image is None
+    is_simulated = find_part(DevicePart, settings.device).is_simulated
+    return is_simulated and find_profile(settings).compute_s_per_image is None
 
 
 def device_of(
@@ -424,7 +424,7 @@ def device_of(
         Cancelled: `cancel` was set.
     """
     path, machine_id = Path(results) / FILE, hardware.provenance()["machine_id"]
-    data = _hash_of(open_original(settings))
+    data = _hash_of(open_data(settings))
     key = (machine_id, data, settings.input_px)
     known = read_devices(path.parent)
     kept = next((each for each in known if _key(each) == key), None)
@@ -489,7 +489,7 @@ def _reference_rates(
     which = {"start": 0, "stop": REFERENCE_IMAGES, "decoders": [reference.decoder]}
     bad, _ = ask("find_bad_images", settings=reference, **which)
     excluded = [index for index, _ in bad]
-    images = min(REFERENCE_IMAGES, len(open_original(settings))) - len(excluded)
+    images = min(REFERENCE_IMAGES, len(open_data(settings))) - len(excluded)
     # Few images still make enough batches.
     most = images // fewest_batches(reference.num_workers)
     batch_size = max(min(reference.batch_size, most), 1)

@@ -35,16 +35,9 @@ from labkit.parts.decoding import DECODERS
 from labkit.parts.packing import JPEG, PACKINGS, PIXELS, SAMPLE
 from labkit.parts.packing.manifest import read_manifest
 from labkit.parts.packing.packs import encode
-from labkit.parts.packing.remote import local_folder
+from labkit.parts.packing.remote import download, place
 from labkit.parts.preprocessing import PREPROCESSORS
-from labkit.resolve import (
-    is_original,
-    open_original,
-    open_reader,
-    own_parts,
-    register,
-    stored_folder,
-)
+from labkit.resolve import open_data, open_reader, own_parts, register, stored_folder
 from labkit.settings import Settings, pick
 
 Stored = tuple[str, Content, Annotation]
@@ -80,7 +73,7 @@ class Converter:
     @property
     def reader(self) -> Reader:
         """The data, opened once per process."""
-        return open_original(self.settings)
+        return open_data(self.settings)
 
     def __setstate__(self, state: dict) -> None:
         import cv2
@@ -113,8 +106,8 @@ class Converter:
                 epoch=0,  # every epoch will have this one's random draws
                 seed=settings.seed,
             )
-            per_sample = PREPROCESSORS[settings.preprocessor].per_sample
-            return reader.name(i), per_sample(sample, settings.input_px), annotation
+            arrays = PREPROCESSORS[settings.preprocessor](sample, settings.input_px)
+            return reader.name(i), arrays, annotation
         smaller, annotation = scale(image_rgb, annotation, settings.input_px)
         content = smaller if settings.stored == PIXELS else encode_jpeg(smaller)
         return reader.name(i), content, annotation
@@ -299,10 +292,10 @@ def ensure_pack(
         ValueError: settings that cannot work, or an image that cannot be read.
         Cancelled: `cancel` was set.
     """
-    if to is None and is_original(settings):
+    if to is None and stored_folder(settings) == place(settings.data):
         return None
     # Absolute: other processes may run in another directory.
-    data = local_folder(settings.data, cancel=cancel, progress=progress).absolute()
+    data = download(settings.data, cancel=cancel, progress=progress).absolute()
     settings = replace(settings, data=str(data))
     open_reader.cache_clear()  # the data may have changed since this process opened it
     converter = Converter(settings=settings, own=own_parts())
