@@ -224,12 +224,12 @@ class Reader(Protocol):
         """Where the boxes come from: "coco" (stored) or "synthesized" (invented)."""
 
     @property
-    def manifest_hash(self) -> str:
-        """SHA-256 of manifest.json in hex, or "unknown" where there is none."""
+    def has_manifest(self) -> bool:
+        """Whether labkit made it, with a manifest.json of every file."""
 
     @property
-    def source_hash(self) -> str:
-        """The manifest's hash of the data that this was made from; else its own."""
+    def data_hash(self) -> str:
+        """SHA-256 of manifest.json in hex; without one, "sizes:" and that of names and sizes."""
 
     @property
     def image_bytes(self) -> np.ndarray:

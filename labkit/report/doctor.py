@@ -115,6 +115,6 @@ def describe_data(data: str) -> Table:
     facts = {
         "images": len(reader),
         "boxes": reader.boxes + made,
-        "manifest": reader.manifest_hash[:12],
+        "manifest": reader.data_hash[:12] if reader.has_manifest else "unknown",
     }
     return Table([{"": name, data: value} for name, value in facts.items()])

@@ -29,7 +29,7 @@ from filelock import FileLock, Timeout
 
 from labkit import units
 from labkit.analysis.statistics import paired_interval
-from labkit.contracts import Clock, Epoch, Reader, Skip, SystemClock, utc_now
+from labkit.contracts import Clock, Epoch, Skip, SystemClock, utc_now
 from labkit.files import bar, write_whole
 from labkit.machine import hardware
 from labkit.parts.devices import DevicePart
@@ -38,7 +38,6 @@ from labkit.pipeline import Pipeline, build
 from labkit.resolve import complete_here, find_part, find_profile, open_data, original
 from labkit.runs.active import ActiveRun, single_run_lock
 from labkit.runs.checks import check_emulator, check_images
-from labkit.runs.packs import fingerprint
 from labkit.runs.process import Launcher, TrialFailed
 from labkit.runs.store import explain_unwritable, fits
 from labkit.runs.timing import open_trial, time_epoch, warm_up
@@ -332,7 +331,7 @@ class CalibratedDevice:
 
     machine_id: str
     manifest_hash: str
-    """Of the data; without a manifest, of the images' names and sizes."""
+    """The data's, as of `Reader.data_hash`."""
     input_px: int
     device_images_per_s: float
     reference_images_per_s: float
@@ -424,8 +423,8 @@ def device_of(
         Cancelled: `cancel` was set.
     """
     path, machine_id = Path(results) / FILE, hardware.provenance()["machine_id"]
-    data = _hash_of(open_data(settings))
-    key = (machine_id, data, settings.input_px)
+    data_hash = open_data(settings).data_hash
+    key = (machine_id, data_hash, settings.input_px)
     known = read_devices(path.parent)
     kept = next((each for each in known if _key(each) == key), None)
     if kept and not anew:
@@ -447,7 +446,7 @@ def device_of(
             low, high = paired_interval(rates)
             device = CalibratedDevice(
                 machine_id=machine_id,
-                manifest_hash=data,
+                manifest_hash=data_hash,
                 input_px=settings.input_px,
                 device_images_per_s=TIMES_THE_REFERENCE * fmean(rates),
                 reference_images_per_s=fmean(rates),
@@ -523,13 +522,6 @@ def _reference_rates(
 def _half_share(rates: list[float]) -> float:
     low, high = paired_interval(rates)
     return (high - low) / 2 / fmean(rates)
-
-
-def _hash_of(reader: Reader) -> str:
-    """Return what tells data sets apart: one that labkit did not make has no manifest."""
-    if reader.manifest_hash != "unknown":
-        return reader.manifest_hash
-    return fingerprint(reader)
 
 
 def _key(device: CalibratedDevice) -> tuple[str, str, int]:

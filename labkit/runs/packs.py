@@ -10,7 +10,6 @@ from it, the pack is made again.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import shutil
@@ -162,7 +161,7 @@ def about(settings: Settings, reader: Reader) -> dict[str, Any]:
     """Return what a pack is made from and how; a pack is used if its manifest says the same."""
     facts: dict[str, Any] = {
         "stored": settings.stored,
-        "source_hash": fingerprint(reader),
+        "source_hash": reader.data_hash,
         "boxes": reader.boxes,
     }
     if settings.stored != JPEG:
@@ -170,16 +169,6 @@ def about(settings: Settings, reader: Reader) -> dict[str, Any]:
     if settings.stored == SAMPLE:
         facts |= {"preprocessor": settings.preprocessor, "seed": settings.seed}
     return facts
-
-
-def fingerprint(reader: Reader) -> str:
-    """Return the hash of the data's manifest, or without one that of its files' names and sizes."""
-    if reader.source_hash != "unknown":
-        return reader.source_hash
-    digest = hashlib.sha256()
-    for i, size_bytes in enumerate(reader.image_bytes.tolist()):
-        digest.update(f"{reader.name(i)}\0{size_bytes}\n".encode(errors="surrogateescape"))
-    return f"sizes:{digest.hexdigest()}"
 
 
 # --- engines: what maps it over the images --------------------------------------------------

@@ -279,7 +279,7 @@ def _describe_data(settings: Settings) -> dict[str, Any]:
         "bytes": int(reader.image_bytes.sum()),
         "boxes": reader.boxes,
         "kind": read_manifest(reader.root).get("kind", "the user's own images"),
-        "manifest_hash": reader.manifest_hash,
+        "manifest_hash": reader.data_hash if reader.has_manifest else "unknown",
     }
 
 
