@@ -32,7 +32,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from labkit import units
-from labkit.analysis.stand_ins import STAND_INS, describe_rate
+from labkit.analysis.stand_ins import describe_rate
 from labkit.analysis.summary import LISTED_IMAGES
 from labkit.contracts import (
     AVERAGED_TOLERANCE_LEVELS,
@@ -351,7 +351,7 @@ def check_stand_ins(run: ActiveRun) -> None:
     """Let what stands in for a disk or a network prove its rates, or drop its variants."""
     for storage, facts in run.info["storages"].items():
         labels = [label for label, its in run.remaining.items() if its.storage == storage]
-        if not labels or not facts["label"].startswith(STAND_INS["storage"]):
+        if not labels or not run.parts(labels[0]).storage.stand_in:
             continue
         settings = run.variants[labels[0]]
         what = {

@@ -196,7 +196,7 @@ def _stage(run: ActiveRun, cleanup: ExitStack) -> None:
         if facts["remark"]:
             run.note(facts["remark"])
         storages.setdefault(settings.storage, facts)
-        if facts["label"].startswith("emulated distance") and facts["copied_bytes"] is not None:
+        if parts.storage.stand_in == "distance" and facts["copied_bytes"] is not None:
             copy = {"bytes": facts["copied_bytes"], "copy_s": facts["copied_s"]}
             # A pack's own bytes leave out its boxes and its manifest.
             costs |= {label: {**copy, **costs.get(label, {})} for label in labels}

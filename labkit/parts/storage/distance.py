@@ -55,6 +55,7 @@ class Distance(Storage):
     """One round trip."""
     bytes_per_s: float
     """The link's bandwidth, shared by all connections."""
+    stand_in: ClassVar[str] = "distance"
     copied_at_once: ClassVar[int] = 8
 
     @property

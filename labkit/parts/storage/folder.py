@@ -56,6 +56,8 @@ class Storage:
     """The folder that our copy of the data fills; None: nothing is copied."""
     temporary: bool = False
     """Whether the copy is removed when the run ends."""
+    stand_in: ClassVar[str] = ""
+    """What stands in for the hardware: "throttled", "modelled" or "distance"; empty: nothing."""
     needs_our_reader: ClassVar[bool] = False
     """Whether only `open`'s reader waits as the storage would: a library that opens the files by
     itself would not."""
