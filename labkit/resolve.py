@@ -93,7 +93,7 @@ class Resolved:
         download(self.settings.data)
         return open_reader(self.settings.packing, self.storage.directory)
 
-    @property
+    @functools.cached_property
     def decode(self) -> Callable[..., np.ndarray]:
         """JPEG -> (H, W, 3) uint8 RGB, or Pillow's image; a scaled one also takes `at_least_px`."""
         if self.decoder.makes_pillow_image and self.preprocessor.in_pillow:

@@ -109,7 +109,7 @@ def check_images(run: ActiveRun, stop: int | None = None) -> None:
     """
     start, run.images_looked_at = run.images_looked_at, stop or FIRST_LOOK_IMAGES
     excluded, unreadable = (run.info["excluded"], run.info["unreadable"]) if start else ([], [])
-    settings = original(run.baseline)
+    settings = original(run.baseline)  # opened once for all such jobs
     decoders = sorted({chosen.decoder for chosen in run.remaining.values()})
     which = {"start": start, "stop": run.images_looked_at, "decoders": decoders}
     what = {
@@ -165,7 +165,7 @@ def find_bad_images(
     Each image is read once and decoded once with each decoder, on all cores.
 
     Args:
-        settings: complete; only the data and their packing count.
+        settings: complete; the data as it lies is looked at, in the order of subset and seed.
         start: first image to look at, counted in the order of the seed.
         stop: the image after the last.
         decoders: names of the decoders that the variants use.
