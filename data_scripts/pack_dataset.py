@@ -24,8 +24,9 @@ from labkit.files import bar
 from labkit.parts.decoding import DECODERS
 from labkit.parts.packing import JPEG, PACKINGS, SAMPLE
 from labkit.parts.packing.manifest import read_manifest
+from labkit.parts.packing.remote import place
 from labkit.parts.preprocessing import PREPROCESSORS
-from labkit.resolve import is_original, open_original, open_reader, stored_folder
+from labkit.resolve import open_data, open_reader, stored_folder
 from labkit.runs.packs import ENGINES, about, ensure_pack
 from labkit.settings import Settings, field_kinds
 
@@ -102,9 +103,10 @@ def verify(settings: Settings, out: Path | None) -> int:
     open_reader.cache_clear()
     reader = open_reader(settings.packing, folder)
     wrong = []
-    if not is_original(settings):  # else the pack itself was given, and there is no other data
+    # Else the pack itself was given, and there is no other data.
+    if stored_folder(settings) != place(settings.data):
         found = read_manifest(folder)
-        wanted = about(settings, open_original(settings))
+        wanted = about(settings, open_data(settings))
         wrong = [
             f"{name} must be {value!r}, got {found.get(name)!r} in {folder}"
             for name, value in wanted.items()

@@ -20,12 +20,14 @@ from functools import partial
 from math import prod
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 import numpy as np
 
 if TYPE_CHECKING:
     import torch
+
+    from labkit.settings import Settings
 
 
 CLASSES = 80  # COCO object classes
@@ -37,6 +39,107 @@ START_OF_SCAN = 0xDA
 FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 # Where Pillow starts to warn of decompression bombs: 256 MiB decoded.
 MAX_PIXELS = 89_478_485
+
+
+# How much of the files memory holds where they count as cold, as warm, and around a percentage:
+# neighbours in a pack share pages, and a few images make no exact share.
+COLD_MAX_SHARE, WARM_MIN_SHARE, CACHED_WITHIN = 0.02, 0.98, 0.05
+
+
+class Chosen(Protocol):
+    """The parts that a variant's settings name, as each of them sees the others.
+
+    Parts do not import each other, so their kinds are not named here.
+    """
+
+    @property
+    def settings(self) -> Settings:
+        """The variant's, complete."""
+
+    @property
+    def storage(self) -> Any:
+        """A `parts.storage.Storage`."""
+
+    @property
+    def preprocessor(self) -> Any:
+        """A `parts.preprocessing.Preprocessor`."""
+
+    @property
+    def loader(self) -> Any:
+        """A `parts.loading.Loader`."""
+
+    @property
+    def device(self) -> Any:
+        """A `parts.devices.DevicePart`."""
+
+    @property
+    def step(self) -> Any:
+        """A `parts.training.StepPart`."""
+
+    def names(self, setting: str, fits: Callable[[Any], bool]) -> list[str]:
+        """List the names in a setting's table whose parts fit."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A function in a table of parts, with what others need to know of it.
+
+    Each table has a kind of its own with more facts.  A bare function in a table counts as a part
+    with the defaults.
+    """
+
+    function: Callable[..., Any]
+
+    def __call__(self, *args: Any, **how: Any) -> Any:
+        """Call the function."""
+        return self.function(*args, **how)
+
+    def why_not(self, chosen: Chosen) -> str:
+        """Return why the part cannot be used here beside the other ones; "" where it can.
+
+        Raises:
+            ValueError: the settings do not fit together on any machine.
+        """
+        return ""
+
+
+AnyPart = TypeVar("AnyPart", bound=Part)
+
+
+def as_part(kind: type[AnyPart], entry: Any) -> AnyPart:
+    """Return a table's entry as a part; a bare function becomes one with the defaults."""
+    return entry if isinstance(entry, kind) else kind(entry)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What of a variant's parts counts where variants are compared; `run.json` keeps it."""
+
+    repeats_one_batch: bool = False
+    """Nothing is loaded in the epochs."""
+    trains_nothing: bool = False
+    """The step does nothing."""
+    steps_short: int = 0
+    """Steps that it left out of every epoch, in runs of earlier versions."""
+    has_own_order: bool = False
+    """The images of an epoch come in another order than the other loaders'."""
+    loads_outside: bool = False
+    """The loader reads, decodes and preprocesses by itself, and rounds in its own way."""
+    decodes_scaled: bool = False
+    """The decoder returns fewer pixels than the image has."""
+    stays_in_memory: bool = False
+    """The files are never anywhere but in memory."""
+    is_on_cpu: bool = False
+    is_simulated: bool = False
+    """The device is a simulated one."""
+    finishes_on_device: bool = False
+    """The device finishes the preprocessing."""
+
+    @property
+    def leaves_out(self) -> frozenset[str]:
+        """What of the work it does not do: "loading", "computing"."""
+        left_out = {"loading": self.repeats_one_batch, "computing": self.trains_nothing}
+        return frozenset(name for name, is_left_out in left_out.items() if is_left_out)
 
 
 class Clock(Protocol):
@@ -121,12 +224,12 @@ class Reader(Protocol):
         """Where the boxes come from: "coco" (stored) or "synthesized" (invented)."""
 
     @property
-    def manifest_hash(self) -> str:
-        """SHA-256 of manifest.json in hex, or "unknown" where there is none."""
+    def has_manifest(self) -> bool:
+        """Whether labkit made it, with a manifest.json of every file."""
 
     @property
-    def source_hash(self) -> str:
-        """The manifest's hash of the data that this was made from; else its own."""
+    def data_hash(self) -> str:
+        """SHA-256 of manifest.json in hex; without one, "sizes:" and that of names and sizes."""
 
     @property
     def image_bytes(self) -> np.ndarray:

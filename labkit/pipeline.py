@@ -24,7 +24,7 @@ from labkit.machine import shared_memory
 from labkit.parts.loading.source import Outside, join
 from labkit.parts.preprocessing import device_bytes, typical_arrays
 from labkit.parts.training import Step, repeated
-from labkit.resolve import Resolved, open_source, own_parts, register, resolve
+from labkit.resolve import Resolved, own_parts, register, resolve
 from labkit.settings import Settings
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class Source:
             seed=self.settings.seed,
             size_px=size_px,
         )
-        return self.parts.preprocessor.per_sample(sample, self.settings.input_px)
+        return self.parts.preprocessor(sample, self.settings.input_px)
 
     def decode(
         self, key: tuple[int, int], content: bytes | np.ndarray
@@ -133,7 +133,7 @@ class Source:
             return content, None
         parts, settings = self.parts, self.settings
         try:
-            if not parts.traits.scaled_decoding:
+            if not parts.decoder.scaled:
                 return parts.decode(content), None
             size_px = read_size_px(content)
             at_least_px = parts.preprocessor.at_least_px(
@@ -199,13 +199,16 @@ class Source:
         self.__dict__.update({**state, "parts": resolve(settings)})
 
 
-def shuffled_images(settings: Settings) -> np.ndarray:
+def shuffled_images(settings: Settings, images: int) -> np.ndarray:
     """List all images in the order in which runs with this seed take them.
+
+    Args:
+        settings: `subset` and `seed` count.
+        images: how many the data has.
 
     Returns:
         (N,) int64 indices.
     """
-    images = len(open_source(settings))
     if settings.subset == "first":
         return np.arange(images)
     return np.random.default_rng(settings.seed).permutation(images)
@@ -221,11 +224,14 @@ def jitter_s(settings: Settings, epoch: int, image_id: int) -> float:
     return rng.uniform(0, settings.jitter_ms) / 1000
 
 
-def choose_images(settings: Settings, excluded: frozenset[int] = frozenset()) -> np.ndarray:
+def choose_images(
+    settings: Settings, available: int, excluded: frozenset[int] = frozenset()
+) -> np.ndarray:
     """Choose an epoch's images: the same for all variants with the same seed.
 
     Args:
-        settings: `images` (None: all), `batch_size`, `ranks` and `seed` count.
+        settings: `images` (None: all), `batch_size`, `ranks`, `subset` and `seed` count.
+        available: how many images the data has.
         excluded: indices of unreadable images.
 
     Returns:
@@ -234,7 +240,7 @@ def choose_images(settings: Settings, excluded: frozenset[int] = frozenset()) ->
     Raises:
         ValueError: fewer images than one batch, or more wanted than there are.
     """
-    shuffled = shuffled_images(settings)
+    shuffled = shuffled_images(settings, available)
     usable = shuffled[~np.isin(shuffled, list(excluded))]
     least = settings.batch_size * settings.ranks
     if len(usable) < least:
@@ -265,24 +271,22 @@ def open_loader(
     Returns:
         The images by key, and an iterable of CPU batches.
     """
-    settings, storage = parts.settings, parts.storage
-    sequential = settings.order == "sequential"
+    settings, reader = parts.settings, parts.reader
     order = Order(
-        choose_images(settings, excluded),
+        choose_images(settings, len(reader), excluded),
         settings.seed,
-        sequential=sequential,
+        sequential=settings.order == "sequential",
         rank=rank,
         ranks=settings.ranks,
     )
-    reader = open_source(settings)
     if reader.stored != settings.stored:
         raise ValueError(
             f"stored must be {reader.stored!r} for {settings.data}, got {settings.stored!r}"
         )
-    reader = storage.open(reader, settings.start_method)
+    reader = parts.storage.open(reader, settings.start_method)
     source = Source(reader=reader, parts=parts, order=order)
     workers = settings.num_workers // settings.ranks
-    return source, parts.load(source, replace(settings, num_workers=workers))
+    return source, parts.loader(source, replace(settings, num_workers=workers))
 
 
 def first_batch(
@@ -307,7 +311,7 @@ def first_batch(
     images = images or settings.batch_size
     one_batch: dict[str, Any] = {"images": images, "order": "shuffled", "ranks": 1}
     # What threads do to each other shows only with threads; processes would only take time.
-    workers = settings.num_workers if parts.traits.loads_in_threads else 0
+    workers = settings.num_workers if parts.loader.workers == "threads" else 0
     alone = replace(settings, device="cpu", num_workers=workers, **one_batch)
     source, loader = open_loader(replace(parts, settings=alone), excluded=excluded)
     first = int(source.order.image_ids[0])
@@ -317,14 +321,14 @@ def first_batch(
         contracts.check_image(np.asarray(image_rgb))  # it may be Pillow's
     batches = iter(loader)
     batch = next(batches)
-    if parts.traits.loads_in_processes:
+    if parts.loader.workers == "processes":
         shared_memory.check_room(
             sum(tensor.nbytes for tensor in batch.values()),
             workers=settings.num_workers,
             prefetch_factor=settings.prefetch_factor,
             ranks=settings.ranks,
         )
-    if parts.traits.own_order and images > settings.batch_size:
+    if parts.loader.has_own_order and images > settings.batch_size:
         import torch
 
         several = [batch, *batches]
@@ -362,7 +366,7 @@ class Pipeline:
         how: dict[str, Any] = {"pinned": self.settings.pin_memory}
         if self.parts.finishes_on_side_stream:
             how["finish"] = self._on_device
-        return self.parts.prefetch(loader, device, **how)
+        return self.parts.prefetcher(loader, device, **how)
 
     def finished(self, batch: DeviceBatch) -> dict[str, torch.Tensor]:
         """Return the batch as the step sees it; an emulated device finishes nothing."""
@@ -405,13 +409,13 @@ def build(
     """
     parts = resolve(settings)
     source, loader = open_loader(parts, excluded=excluded, rank=rank)
-    device = parts.make_device(parts.profile, clock)
+    device = parts.device(parts.profile, clock)
     charged = (parts.preprocessor, settings.batch_size, settings.input_px)
     return Pipeline(
         parts=parts,
         source=source,
         loader=loader,
         device=device,
-        step=repeated(parts.make_step(settings, device), settings.step_repeats),
+        step=repeated(parts.step(settings, device), settings.step_repeats),
         device_bytes=device_bytes(*charged) if parts.charges_device else 0,
     )

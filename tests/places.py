@@ -81,7 +81,7 @@ def assert_same_data(data: Path, other: Path) -> None:
     one, two = open_folder(data), open_folder(other)
     names = [[reader.name(i) for i in range(len(reader))] for reader in (one, two)]
     assert names[0] == names[1]
-    assert (one.boxes, one.manifest_hash) == (two.boxes, two.manifest_hash)
+    assert (one.boxes, one.data_hash) == (two.boxes, two.data_hash)
     assert two.verify(range(len(two))) == []
     for i in range(len(one)):
         (jpeg, boxes), (other_jpeg, other_boxes) = one.read(i), two.read(i)

@@ -1,4 +1,4 @@
-"""Resolved settings: samples that come late and their label, and what a device cannot compute."""
+"""Resolved settings: the parts that names stand for, their facts, and where the data is."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -10,7 +10,18 @@ from small import completed
 from labkit import pipeline
 from labkit.contracts import Skip
 from labkit.machine import hardware
-from labkit.resolve import label_samples, resolve
+from labkit.parts.packing.remote import place
+from labkit.resolve import (
+    KINDS,
+    TABLES,
+    find_part,
+    gather_facts,
+    label_samples,
+    open_data,
+    record_facts,
+    resolve,
+    stored_folder,
+)
 
 
 def test_samples_wait_as_long_as_drawn_and_the_row_says_so(photos, monkeypatch):
@@ -78,3 +89,78 @@ def test_mixed_precision_is_left_out_on_a_cpu_that_computes_it_far_slower(monkey
 def test_a_device_with_a_speed_of_its_own_takes_no_other(error, message, choices):
     with pytest.raises(error, match=message):
         resolve(completed(**choices))
+
+
+# --- parts and their facts --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("setting", KINDS)
+def test_a_bare_function_is_a_part_with_the_defaults_and_so_is_an_unknown_name(
+    setting, monkeypatch
+):
+    kind = KINDS[setting]
+    monkeypatch.setitem(TABLES[setting], "mine", print)
+    assert find_part(kind, "mine") == kind(print)
+    assert find_part(kind, "of another version") == find_part(kind, None) == kind(None)
+
+
+def test_a_part_of_the_users_own_says_itself_why_it_cannot_be_used(monkeypatch):
+    class Careful(KINDS["decoder"]):
+        def why_not(self, chosen):
+            if chosen.settings.input_px > 32:
+                return "mine decodes no more than 32 px"
+            return ""
+
+    monkeypatch.setitem(TABLES["decoder"], "mine", Careful(print))
+    with pytest.raises(Skip, match=r"^mine decodes no more than 32 px$"):
+        resolve(completed(decoder="mine", input_px=64))
+    assert resolve(completed(decoder="mine", input_px=32)).decode is print
+
+
+def test_a_storage_and_a_packing_of_the_users_own_may_be_any_class(photos, monkeypatch):
+    files = SimpleNamespace(open=TABLES["packing"]["folder"].open, stores=("jpeg",))
+    disk = SimpleNamespace(directory=photos, needs_our_reader=False)
+    monkeypatch.setitem(TABLES["packing"], "mine", files)
+    monkeypatch.setitem(TABLES["storage"], "mine", lambda folder: disk)
+    parts = resolve(completed(data=str(photos), packing="mine", storage="mine"))
+    assert len(parts.reader) == len(open_data(parts.settings))
+
+
+def test_a_run_keeps_the_facts_that_are_not_the_default():
+    variants = {
+        "plain": {"loader": "torch", "device": "cuda"},
+        "resident": {"loader": "resident", "step": "nothing", "device": "cpu"},
+        "rival": {"loader": "tf_data_tfrecord"},
+        "scaled": {"decoder": "simplejpeg_scaled", "storage": "tmpfs", "device": "emulated"},
+        "older": {"prefetcher": "both_as_published", "preprocessor": "on_device"},
+        "newer": {"loader": "of another version", "device": "tpu"},
+    }
+    assert record_facts(variants) == {
+        "plain": {},
+        "resident": {"repeats_one_batch": True, "trains_nothing": True, "is_on_cpu": True},
+        "rival": {"has_own_order": True, "loads_outside": True},
+        "scaled": {"decodes_scaled": True, "stays_in_memory": True, "is_simulated": True},
+        "older": {"steps_short": 1, "finishes_on_device": True},
+        "newer": {},
+    }
+    assert gather_facts(variants["resident"]).leaves_out == {"loading", "computing"}
+
+
+# --- folders ----------------------------------------------------------------------------------
+
+
+def test_a_pack_lies_beside_the_data_and_the_data_is_found_in_spite_of_it(photos):
+    packed = completed(data=str(photos), packing="lmdb", stored="pixels", input_px=96)
+    assert stored_folder(packed) == photos.with_name(f"{photos.name}.packs") / "lmdb-pixels-96"
+    assert stored_folder(completed(data=str(photos))) == place(str(photos)) == photos
+    assert open_data(packed).root == photos
+
+
+def test_where_a_pack_is_read_does_not_depend_on_whether_it_is_made_yet(tmp_path):
+    (tmp_path / "disk").mkdir()
+    data = tmp_path / "photos"
+    how = {"packing": "raw", "storage": str(tmp_path / "disk")}
+    before = resolve(completed(data=str(data), **how))
+    assert (before.storage.directory, before.storage.copy) == (before.folder, None)
+    before.folder.mkdir(parents=True)
+    assert resolve(completed(data=str(data), **how)).storage == before.storage

@@ -15,8 +15,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from labkit.contracts import RESIZED_TOLERANCE, Trial
-from labkit.resolve import traits
+from labkit.analysis.validity import facts_of
+from labkit.contracts import RESIZED_TOLERANCE, Facts, Trial
 from labkit.settings import Settings
 
 # What one decoder and preprocessor make is the same number for number, whoever delivers it
@@ -40,6 +40,8 @@ MAX_MEAN_DIFFERENCE_SCALED_DECODING = 0.04
 NOT_OF_PIXELS = ("heatmap", "size_wh", "offset_xy", "cell", "mask", "label")
 SAME_DATA = ("ranks", "images", "input_px", "epochs", "seed", "order")
 SAME_PIXELS = ("decoder", "preprocessor", "stored")
+# Loaders that preprocess by themselves round in ways of their own.
+SAME_PIXELS_OUTSIDE = (*SAME_PIXELS, "loader")
 SAME_ROUNDING = ("precision", "memory_format")
 SAME_SUMS = ("device", "torch_threads", "loss")
 
@@ -48,7 +50,7 @@ def unequal_work(info: Mapping[str, Any], trials: Sequence[Trial]) -> dict[str, 
     """Find variants that did not do the baseline's work to the end, by what they recorded of it.
 
     Args:
-        info: what `run.json` holds; needs baseline and variants.
+        info: what `run.json` holds; needs baseline, variants and facts.
         trials: the run's rows, of any status.
 
     Returns:
@@ -66,19 +68,33 @@ def unequal_work(info: Mapping[str, Any], trials: Sequence[Trial]) -> dict[str, 
         is_same_size = _are_same(trial, base, ("batch_size",))
         # Earlier versions recorded whole batches only, and of other sizes these hold other images.
         is_compared = is_same_size or info.get("compared_images") is not None
-        if trial.variant != base.variant and is_compared and _is_same_data(trial, base):
-            other_loss = _other_loss(trial, base) if is_same_size else ""
-            if apart := _other_batches(trial, base) or other_loss:
+        if trial.variant != base.variant and is_compared:
+            facts, base_facts = (facts_of(info, one.variant) for one in (trial, base))
+            apart = ""
+            if _is_same_data(trial, base, facts, base_facts):
+                apart = _other_work(trial, base, facts, base_facts, is_same_size=is_same_size)
+            if apart:
                 found[trial.variant] = f"not the same work as {base.variant}: {apart}"
     return found
 
 
-def _other_batches(trial: Trial, base: Trial) -> str:
+def _other_work(
+    trial: Trial, base: Trial, facts: Facts, base_facts: Facts, *, is_same_size: bool
+) -> str:
+    """Compare the last batches, and the losses of batches of the same size."""
+    is_outside = facts.loads_outside or base_facts.loads_outside
+    same_pixels = _are_same(trial, base, SAME_PIXELS_OUTSIDE if is_outside else SAME_PIXELS)
+    is_scaled = facts.decodes_scaled or base_facts.decodes_scaled
+    apart = _other_batches(trial, base, same_pixels, is_scaled=is_scaled)
+    if not apart and is_same_size:
+        apart = _other_loss(trial, base, same_pixels, on_cpu=base_facts.is_on_cpu)
+    return apart
+
+
+def _other_batches(trial: Trial, base: Trial, same_pixels: bool, *, is_scaled: bool) -> str:
     """Compare the last batch of every epoch: its images, and the means of its entries."""
-    same_pixels = _have_same_pixels(trial, base)
     floor = NEXT_TO_NOTHING if same_pixels else MAX_MEAN_DIFFERENCE_OTHER_PIXELS
-    scaled = traits(trial.settings).scaled_decoding or traits(base.settings).scaled_decoding
-    if scaled and not _are_same(trial, base, ("decoder",)):
+    if is_scaled and not _are_same(trial, base, ("decoder",)):
         floor = MAX_MEAN_DIFFERENCE_SCALED_DECODING
     for number, (epoch, wanted) in enumerate(zip(trial.epochs, base.epochs), 1):
         batch = f"the last batch of epoch {number}"
@@ -109,50 +125,42 @@ def _planes(name: str, mean: float | list[float]) -> list[tuple[str, float]]:
     return [(name, mean)]
 
 
-def _other_loss(trial: Trial, base: Trial) -> str:
+def _other_loss(trial: Trial, base: Trial, same_pixels: bool, *, on_cpu: bool) -> str:
     """Compare the last losses of the same training."""
     if None in (trial.loss, base.loss) or not _are_same(trial, base, ("step", "exchange")):
         return ""
     if not _are_same(trial, base, (*SAME_ROUNDING, "step_repeats")):
-        return _other_first_loss(trial, base)
+        return _other_first_loss(trial, base, same_pixels)
     most, floor = MAX_LOSS_DIFFERENCE, LEARNT_LOSS
-    if not _have_same_pixels(trial, base):
+    if not same_pixels:
         most = MAX_LOSS_DIFFERENCE_OTHER_PIXELS
-    elif traits(base.settings).on_cpu and _are_same(trial, base, SAME_SUMS):
+    elif on_cpu and _are_same(trial, base, SAME_SUMS):
         most, floor = SAME_NUMBERS, NEXT_TO_NOTHING
     if math.isclose(trial.loss, base.loss, rel_tol=most, abs_tol=floor):
         return ""
     return f"the last loss must be within {100 * most:g} % of {base.loss:.6g}, got {trial.loss:.6g}"
 
 
-def _other_first_loss(trial: Trial, base: Trial) -> str:
+def _other_first_loss(trial: Trial, base: Trial, same_pixels: bool) -> str:
     """Compare the first losses, before training magnified what one of them rounds away."""
     if not math.isfinite(trial.loss):
         return f"the last loss must be a number, got {trial.loss}"
     first, wanted, most = trial.first_loss, base.first_loss, MAX_FIRST_LOSS_DIFFERENCE
-    if not _have_same_pixels(trial, base):
+    if not same_pixels:
         most = MAX_LOSS_DIFFERENCE_OTHER_PIXELS
     if None in (first, wanted) or math.isclose(first, wanted, rel_tol=most, abs_tol=LEARNT_LOSS):
         return ""
     return f"the first loss must be within {100 * most:g} % of {wanted:.6g}, got {first:.6g}"
 
 
-def _is_same_data(trial: Trial, other: Trial) -> bool:
-    a, b = traits(trial.settings), traits(other.settings)
+def _is_same_data(trial: Trial, other: Trial, a: Facts, b: Facts) -> bool:
     # One batch over and over, or another image last; an epoch of those was compared before timing.
-    repeats = "loading" in a.leaves_out | b.leaves_out
+    repeats = a.repeats_one_batch or b.repeats_one_batch
     names = ("loader", "batch_size")
-    reorders = (a.own_order or b.own_order) and not _are_same(trial, other, names)
+    reorders = (a.has_own_order or b.has_own_order) and not _are_same(trial, other, names)
     is_same_end = a.steps_short == b.steps_short and not repeats and not reorders
     is_same_end &= not a.steps_short or _are_same(trial, other, ("batch_size",))
     return is_same_end and _are_same(trial, other, SAME_DATA)
-
-
-def _have_same_pixels(trial: Trial, other: Trial) -> bool:
-    """Return whether every pixel must be the same; rivals round in ways of their own."""
-    is_outside = traits(trial.settings).outside or traits(other.settings).outside
-    names = (*SAME_PIXELS, "loader") if is_outside else SAME_PIXELS
-    return _are_same(trial, other, names)
 
 
 def _are_same(trial: Trial, other: Trial, names: Sequence[str]) -> bool:

@@ -16,6 +16,7 @@ from typing import Any
 from labkit import units
 from labkit.analysis.statistics import ALPHA, detectable_share
 from labkit.analysis.summary import Summary, is_floor
+from labkit.contracts import Facts
 from labkit.settings import MODES
 
 # Starting the process, bringing about the cache state and measuring it: 0.05 to 0.2 s on two cores.
@@ -55,6 +56,7 @@ def forecast(
     blocks: int,
     variants: Mapping[str, Mapping[str, Any]],
     baselines: Collection[str],
+    facts: Mapping[str, Facts],
     epoch_s: float | None = None,
     trial_s: float | None = None,
     epoch_share: float = 1.0,
@@ -68,6 +70,7 @@ def forecast(
         blocks: repetitions.
         variants: label -> settings by name.
         baselines: the labels that run twice per block where the order is shuffled.
+        facts: label -> what of the variant's parts counts where it is compared.
         epoch_s: seconds of the baseline's epoch, from calibration; None: as in the last run in
             this mode, else as long as the mode wants it.
         trial_s: seconds of a trial, where they are the same for all.
@@ -79,20 +82,20 @@ def forecast(
         if (noise := noise_of(summary)) is not None:
             break
     trials = blocks * (len(variants) + chosen.shuffled * len(baselines))
-    base = variants[next(iter(baselines))]
+    baseline = next(iter(baselines))
     times_s = []
     if last is not None and last.mode == mode:
         times_s = [sum(epochs_s) for row in last.rows for epochs_s in row.epochs_s]
     timed = bool(trial_s or epoch_s or times_s)
     if trial_s is None:
-        epochs_s = base["epochs"] * (epoch_s or epoch_share * chosen.epoch_s)
+        epochs_s = variants[baseline]["epochs"] * (epoch_s or epoch_share * chosen.epoch_s)
         if times_s and epoch_s is None:
             epochs_s = fmean(times_s)
         trial_s = epochs_s + TRIAL_OVERHEAD_S if epochs_s else None
     judged = [
         name
-        for name, values in variants.items()
-        if name not in baselines and not is_floor(values, base)
+        for name in variants
+        if name not in baselines and not is_floor(facts[name], facts[baseline])
     ]
     mde = None
     if noise is not None and blocks >= 2 and judged:
@@ -109,11 +112,7 @@ def forecast(
 
 def noise_of(summary: Summary) -> float | None:
     """Return the noise of a run; None where it has fewer than two blocks."""
-    variants = summary.info["variants"]
-    base = variants[summary.baseline]
     known = [
-        row.s
-        for row in summary.rows
-        if row.s is not None and not is_floor(variants[row.variant], base)
+        row.s for row in summary.rows if row.s is not None and not summary.is_floor(row.variant)
     ]
     return math.sqrt(fmean(s * s for s in known)) if known else None

@@ -16,7 +16,6 @@ from statistics import fmean
 from labkit import units
 from labkit.analysis.statistics import ratio_interval
 from labkit.analysis.summary import Row, Summary, log_times, positive, ratios
-from labkit.resolve import traits
 
 ALONE = "loading alone"
 
@@ -121,7 +120,7 @@ def _pipeline(summary: Summary, name: str, speeds: Sequence[Speed]) -> Pipeline:
     in_order = sorted(speeds, key=lambda speed: speed.device_images_per_s)
     points = tuple(one for one in in_order if one.device_images_per_s < math.inf)
     alone = in_order[-1] if len(points) < len(in_order) else None
-    on_device = traits(summary.info["variants"][in_order[0].row.variant]).on_device
+    on_device = summary.facts(in_order[0].row.variant).finishes_on_device
     return Pipeline(name=name, points=points, loading=alone, on_device=on_device)
 
 

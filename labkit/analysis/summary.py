@@ -34,14 +34,14 @@ from labkit.analysis.validity import (
     a_over_a,
     baselines_of,
     disturbed_note,
+    facts_of,
     group_of,
     is_baseline_run_twice,
     shares_before,
     unwatched,
     valid_trials,
 )
-from labkit.contracts import Epoch, Trial
-from labkit.resolve import traits
+from labkit.contracts import Epoch, Facts, Trial
 from labkit.settings import AS_PUBLISHED, CORRECTED, MIN_JUDGED_BLOCKS, MODES
 from labkit.steady_rate import SteadyRate, arrivals_of, steady_rate
 
@@ -224,6 +224,14 @@ class Summary:
         """Whether the others of a row's group are divided by it."""
         return row.variant == self.baselines.get(row.group, self.baseline)
 
+    def facts(self, variant: str) -> Facts:
+        """Return what of a variant's parts counts where it is compared."""
+        return facts_of(self.info, variant)
+
+    def is_floor(self, variant: str) -> bool:
+        """Return whether a variant does only part of the baseline's work."""
+        return is_floor(self.facts(variant), self.facts(self.baseline))
+
     def groups(self) -> dict[str, tuple[Row, ...]]:
         """Return the rows of each group, in their order."""
         found: dict[str, list[Row]] = {}
@@ -274,8 +282,8 @@ def summarize(info: Mapping[str, Any], trials: Sequence[Trial]) -> Summary:
         return log_ratio(trial.time_s, [run.time_s for run in base_runs])
 
     log_ratios = {name: [*map(log_ratio_of, runs.values())] for name, runs in valid.runs.items()}
-    base = info["variants"][info["baseline"]]
-    floors = {name for name in log_ratios if is_floor(info["variants"][name], base)}
+    base = facts_of(info, info["baseline"])
+    floors = {name for name in log_ratios if is_floor(facts_of(info, name), base)}
     aa = a_over_a(valid)
     aa_low, aa_high = ratio_interval(aa)
     stable, blind = is_stable(aa), blind_below(aa)
@@ -364,27 +372,29 @@ def _beside_the_device(info: Mapping[str, Any], rows: Sequence[Row]) -> list[Row
         positive(name, calibration.get(name))
         for name in ("device_images_per_s", "load_images_per_s")
     )
-    is_trained = "computing" not in traits(info["variants"][info["baseline"]]).leaves_out
+    is_trained = not facts_of(info, info["baseline"]).trains_nothing
     found = []
     for row in rows:
         base = bases[row.group]
         settings, own = info["variants"][base.variant], base.labels.get("accelerator")
         its, x = info["variants"][row.variant], tasks.get(row.variant, {}).get("x")
-        of, device = traits(its), own_rate and own_rate / its.get("step_repeats", 1)
+        device = own_rate and own_rate / its.get("step_repeats", 1)
+        facts = facts_of(info, row.variant)
         if not is_trained:  # on no device
             labels = {name: label for name, label in row.labels.items() if name != "accelerator"}
             row = replace(row, labels=labels)
-        elif positive("x", x) and of.emulated:
+        elif positive("x", x) and facts.is_simulated:
             row = _at_speed(row, load_alone and x * load_alone, load_alone)
-        elif tasks and row.images_per_s and not (of.emulated or of.leaves_out):
+        elif tasks and row.images_per_s and not (facts.is_simulated or facts.leaves_out):
             row = _at_speed(row, device, load_alone)
         elif (
             not (tasks or info.get("kind") == "roofline")
             and row.labels.get("accelerator") == own
-            and (of.emulated or all(its.get(name) == settings.get(name) for name in STEP))
+            and (facts.is_simulated or all(its.get(name) == settings.get(name) for name in STEP))
         ):
             # Without workers, loading stops while the step is waited for.
-            is_loaded_beside = settings.get("num_workers") and not traits(settings).leaves_out
+            is_loaded = not facts_of(info, base.variant).leaves_out
+            is_loaded_beside = settings.get("num_workers") and is_loaded
             load = base.steady_images_per_s if is_loaded_beside else None
             row = _at_speed(row, device, load)
         found.append(row)
@@ -422,15 +432,15 @@ def _at_speed(row: Row, device: float | None, load: float | None) -> Row:
     return replace(row, device_images_per_s=device, load_images_per_s=load if device else None, x=x)
 
 
-def is_floor(settings: Mapping[str, Any], baseline: Mapping[str, Any]) -> bool:
+def is_floor(facts: Facts, baseline: Facts) -> bool:
     """Return whether a variant does only part of its baseline's work, which is never judged.
 
     Args:
-        settings: by name; step and loader count.
-        baseline: those of what it is divided by; where it leaves out the same, that is the
-            question, as of what a loop does beside its steps.
+        facts: of the variant.
+        baseline: of what it is divided by; where it leaves out the same, that is the question, as
+            of what a loop does beside its steps.
     """
-    return bool(traits(settings).leaves_out - traits(baseline).leaves_out)
+    return bool(facts.leaves_out - baseline.leaves_out)
 
 
 def _compare(d: Sequence[float], level: float | None, verdict: str) -> dict[str, Any]:

@@ -18,12 +18,11 @@ from statistics import fmean
 from typing import Any, TypeVar
 
 from labkit import units
-from labkit.contracts import Trial
-from labkit.parts.storage.cache_state import CACHED_WITHIN, COLD_MAX_SHARE, WARM_MIN_SHARE
-from labkit.resolve import traits
+from labkit.contracts import CACHED_WITHIN, COLD_MAX_SHARE, WARM_MIN_SHARE, Facts, Trial
 from labkit.settings import MIN_JUDGED_BLOCKS, MODES
 
 T = TypeVar("T")
+NO_FACTS = Facts()
 # EVIDENCE 1, "Estimator": the only reasons for which a block is left out.
 MAX_STEAL_SHARE = 0.02
 # Of the machine's cores, other programs may take a tenth: with more, they compete for cores, caches
@@ -93,7 +92,7 @@ def valid_trials(info: Mapping[str, Any], trials: Sequence[Trial]) -> ValidTrial
     proved: dict[tuple[str, int, str], Trial] = {}
     cache_violations: dict[str, list[str]] = {}
     for key, trial in measured.items():
-        if violation := cache_violation(trial):
+        if violation := cache_violation(trial, facts_of(info, trial.variant)):
             cache_violations.setdefault(trial.variant, []).append(violation)
         else:
             proved[key] = trial
@@ -174,13 +173,18 @@ def is_baseline_run_twice(info: Mapping[str, Any]) -> bool:
     return info.get("shuffled", mode is None or mode.shuffled)
 
 
+def facts_of(info: Mapping[str, Any], variant: str) -> Facts:
+    """Return what of a variant's parts counts here, as the run recorded it."""
+    return Facts(**(info.get("facts") or {}).get(variant, {}))
+
+
 def cores_of(info: Mapping[str, Any]) -> int:
     """Return the cores of the machine that a run was measured on; 0 where they are unknown."""
     provenance = info.get("provenance") or {}
     return provenance.get("cpu_count") or provenance.get("cores") or 0
 
 
-def cache_violation(trial: Trial) -> str:
+def cache_violation(trial: Trial, facts: Facts = NO_FACTS) -> str:
     """Return why a trial's cache state is not what its label says; empty where it is proved.
 
     Residency is looked at before the epochs, and the device's bytes over all of them.  One of the
@@ -191,8 +195,8 @@ def cache_violation(trial: Trial) -> str:
     wanted, before = trial.labels.get("cache"), proof.get("resident_share_before")
     fetched, files = proof.get("device_read_bytes"), proof.get("file_bytes")
     # A resident batch was read before the epochs: no byte of them shows.
-    is_read = "loading" not in traits(trial.settings).leaves_out
-    from_device = fetched / files if fetched is not None and files and is_read else None
+    is_known = fetched is not None and files and not facts.repeats_one_batch
+    from_device = fetched / files if is_known else None
     if (percent := trial.settings.get("cached")) is not None:
         shares = shares_before(trial)
         if None in shares:

@@ -11,8 +11,7 @@ import math
 from collections.abc import Collection
 
 from labkit.analysis.statistics import holm, p_value
-from labkit.analysis.summary import Row, Summary, is_floor
-from labkit.resolve import traits
+from labkit.analysis.summary import Row, Summary
 
 # What a training loop does beside its steps: setting -> its value where it does nothing.
 BESIDE = {"checkpoint_every": 0, "report_every": 0, "metrics": "none", "progress_bar": "none"}
@@ -42,7 +41,7 @@ def passed_over(summary: Summary) -> dict[str, str]:
     return {
         row.name: why_not(summary, row)
         for row in _below_1(summary)
-        if row.normalized_time < best.normalized_time and not is_floor(*_settings(summary, row))
+        if row.normalized_time < best.normalized_time and not summary.is_floor(row.variant)
     }
 
 
@@ -60,7 +59,7 @@ def _unproved(summary: Summary, row: Row) -> str:
     if summary.judged:
         return "" if row.verdict == "faster" else f"its verdict is {row.verdict or 'missing'}"
     others = [other for other in summary.rows[1:] if len(other.ratios) > 1]
-    others = [other for other in others if not is_floor(*_settings(summary, other))]
+    others = [other for other in others if not summary.is_floor(other.variant)]
     p_values = [p_value([math.log(ratio) for ratio in one.ratios]) for one in others]
     if p_values[others.index(row)] > holm(p_values)[others.index(row)]:
         return f"with {len(others)} variants compared, chance explains its interval"
@@ -70,19 +69,20 @@ def _unproved(summary: Summary, row: Row) -> str:
 def other_work(summary: Summary, row: Row) -> str:
     """Return how a variant's work or cache differs from the baseline's; '' where it may win."""
     settings, baseline = _settings(summary, row)
+    facts = summary.facts(row.variant)
     cache, baseline_cache = settings.get("cache"), baseline.get("cache")
-    if is_floor(settings, baseline):
+    if summary.is_floor(row.variant):
         return "it does only part of the work"
     if _does_more(settings, baseline):
         return "its loop does more than the baseline's, so its time is noise"
-    if traits(settings).steps_short:
+    if facts.steps_short:
         return "it leaves out a step of each epoch"
     if any(settings.get(name) != baseline.get(name) for name in ("order", "subset")):
         return "it trains on other images or in another order"
     if settings.get("cached") != baseline.get("cached"):
         return "memory held another share of its data than of the baseline's"
     # A cold start needs nothing in memory; data far away has no cache state here.
-    if cache not in (baseline_cache, "cold") and not traits(settings).in_memory:
+    if cache not in (baseline_cache, "cold") and not facts.stays_in_memory:
         return f"it began with cache {cache}, the baseline with {baseline_cache}"
     return ""
 

@@ -13,7 +13,8 @@ from dataclasses import replace
 
 from labkit.analysis.roofline import ALONE
 from labkit.analysis.summary import STEP, is_floor
-from labkit.resolve import traits
+from labkit.parts.devices import DevicePart
+from labkit.resolve import find_part, gather_facts
 from labkit.runs.experiment import EPOCHS, ROOFLINE, Experiment, in_groups, published_by
 from labkit.settings import change_all, with_settings
 
@@ -31,7 +32,7 @@ SUFFIX = "_roofline"
 
 def has_roofline(experiment: Experiment) -> bool:
     """Return whether an experiment compares epochs whose baseline loads and trains every batch."""
-    base = traits(vars(experiment.settings[experiment.baseline]))
+    base = gather_facts(vars(experiment.settings[experiment.baseline]))
     is_plain = experiment.kind == EPOCHS and not experiment.has_tasks
     return is_plain and not base.leaves_out
 
@@ -83,12 +84,14 @@ def over_device_speeds(experiment: Experiment, cache: str | None = None) -> Expe
     known = experiment.settings
     base = known[experiment.baseline]
     device = base.device or "emulated"
-    if traits(vars(base)).on_cpu:
+    if find_part(DevicePart, device).is_cpu:
         raise ValueError(
             f"device must be emulated or cuda for a roofline, got {device}; choose one of them"
         )
     wanted = with_settings(base, {"cache": cache or base.cache})
-    kept = {label: its for label, its in known.items() if not is_floor(vars(its), vars(base))}
+    facts = {label: gather_facts(vars(settings)) for label, settings in known.items()}
+    base_facts = facts[experiment.baseline]
+    kept = {label: its for label, its in known.items() if not is_floor(facts[label], base_facts)}
     # The baseline last, as the later of two that are alike stays.
     in_turn = sorted(kept, key=lambda label: label == experiment.baseline)
     alike = {replace(kept[label], persistent_workers=False): label for label in in_turn}
@@ -106,7 +109,7 @@ def over_device_speeds(experiment: Experiment, cache: str | None = None) -> Expe
         kept = {
             label: settings
             for label, settings in kept.items()
-            if settings.cache == wanted.cache or traits(vars(settings)).in_memory
+            if settings.cache == wanted.cache or facts[label].stays_in_memory
         }
     else:
         kept = change_all(kept, cache=wanted.cache)
@@ -118,7 +121,7 @@ def over_device_speeds(experiment: Experiment, cache: str | None = None) -> Expe
     baseline = next((label for label, its in kept.items() if its == wanted), next(iter(kept)))
     # The first variant of a group is its baseline.
     kept = change_all({baseline: kept[baseline], **kept}, device=device, epochs=1, step_repeats=1)
-    is_real = not traits({"device": device}).emulated
+    is_real = not find_part(DevicePart, device).is_simulated
     steps = {label: [getattr(its, name) for name in STEP] for label, its in kept.items()}
     if is_real and (others := [label for label in kept if steps[label] != steps[baseline]]):
         raise ValueError(

@@ -2,9 +2,9 @@
 
     bytes -> read_size_px: refuse what is not a whole JPEG -> a library -> (H, W, 3) uint8 RGB
 
-To add a decoder, write a function like `decode_pillow` and add it to `DECODERS`; the tests check
-every entry of the table. A recipe takes its source, with `open_library` as an import, so a decoder
-uses nothing else of this module.
+To add a decoder, write a function like `decode_opencv` and add it to `DECODERS`; one that can do
+more is added as a `Decoder`. The tests check every entry of the table. A recipe takes its source,
+with `open_library` as an import, so a decoder uses nothing else of this module.
 
 No decoder applies the EXIF orientation, as in most training code; boxes are in the pixels as
 stored. A scaled decoder does less work and returns other pixels, so its rows and charts are
@@ -16,10 +16,11 @@ from __future__ import annotations
 import functools
 import io
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 import numpy as np
 
-from labkit.contracts import check_image, open_library, read_size_px
+from labkit.contracts import Chosen, Part, check_image, open_library, read_size_px
 
 
 def checked(decode: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
@@ -149,16 +150,49 @@ def decode_torchvision(jpeg: bytes) -> np.ndarray:
     return planes.permute(1, 2, 0).numpy()  # decoded as (H, W, 3), so a view
 
 
-DECODERS: dict[str, Callable[[bytes], np.ndarray]] = {
+@dataclass(frozen=True)
+class Decoder(Part):
+    """A decoder: a JPEG file's bytes -> (H, W, 3) uint8 RGB."""
+
+    scaled: bool = False
+    """It also takes `at_least_px`, and then decodes to a fraction of the size."""
+    makes_pillow_image: bool = False
+    """It also takes `as_image`, and then returns Pillow's own image."""
+
+    def why_not(self, chosen: Chosen) -> str:
+        """Refuse a scaled decoder where its pixels are of no use; see `Part.why_not`."""
+        settings = chosen.settings
+        if not self.scaled:
+            return ""
+        # The others place an image by its size and its boxes, which count in its own pixels.
+        fitting = chosen.names("preprocessor", lambda each: each.batch == "classifier")
+        if settings.preprocessor not in fitting:
+            raise ValueError(
+                f"preprocessor must be one of {', '.join(fitting)} for the decoder "
+                f"{settings.decoder}, whose images no longer fit their boxes, got "
+                f"{settings.preprocessor!r}"
+            )
+        if settings.stored != "jpeg":
+            raise ValueError(
+                f"stored must be 'jpeg' for the decoder {settings.decoder}, got "
+                f"{settings.stored!r}: that is already scaled"
+            )
+        if chosen.loader.is_outside:
+            raise ValueError(
+                f"decoder must be another one for the loader {settings.loader}, which decodes by "
+                f"itself and in full, got {settings.decoder!r}"
+            )
+        return ""
+
+
+DECODERS: dict[str, Callable[..., np.ndarray]] = {
     "opencv": decode_opencv,
-    "pillow": decode_pillow,
+    "pillow": Decoder(decode_pillow, makes_pillow_image=True),
     "simplejpeg": decode_simplejpeg,
-    "simplejpeg_scaled": decode_simplejpeg,  # the same, with `at_least_px`
+    "simplejpeg_scaled": Decoder(decode_simplejpeg, scaled=True),
     "kornia_rs": decode_kornia_rs,
     "torchvision": decode_torchvision,
 }
-# These also take `at_least_px`, and then decode to a fraction of the size.
-SCALED = frozenset({"simplejpeg_scaled"})
 
 
 def why_not(names: Iterable[str] | None = None) -> dict[str, str]:

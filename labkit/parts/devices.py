@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from labkit import units
-from labkit.contracts import Clock, Device, DeviceBatch, Skip
+from labkit.contracts import Chosen, Clock, Device, DeviceBatch, Part, Skip
+from labkit.machine import hardware
 
 if TYPE_CHECKING:
     import torch
@@ -134,6 +135,28 @@ class Profile:
     """A host that waits for the device leaves its core to others, as it does with CUDA's
     cudaDeviceScheduleBlockingSync.  By default it keeps the core busy, as with
     cudaDeviceScheduleAuto (CUDA runtime API, "Device Management")."""
+
+    def why_not(self, chosen: Chosen) -> str:
+        """Refuse a host that sleeps, or a speed, for a device that has its own; see `Part`."""
+        settings, is_simulated = chosen.settings, chosen.device.is_simulated
+        if self.sleeps and not is_simulated:
+            return (
+                f"profile must be another one on device {settings.device}, got "
+                f"{settings.profile}: only the simulated GPU can be waited for in either way"
+            )
+        if settings.device_speed is None:
+            return ""
+        if not is_simulated:
+            return (
+                f"device_speed must be unset on device {settings.device}, which is as fast as it "
+                f"is, got {settings.device_speed:g}; choose device emulated"
+            )
+        if self.compute_s_per_image is not None:
+            raise ValueError(
+                f"device_speed must be unset with the profile {settings.profile}, which has its "
+                f"own, got {settings.device_speed:g}; choose profile calibrated"
+            )
+        return ""
 
     def step_s(self, images: int) -> float:
         """Return the seconds of a training step on so many images."""
@@ -279,8 +302,37 @@ def _pieces(batch: Mapping[str, torch.Tensor]) -> Iterator[np.ndarray]:
             yield of_it[start : start + PIECE_BYTES]
 
 
+@dataclass(frozen=True)
+class DevicePart(Part):
+    """What makes a device: (profile, clock) -> `contracts.Device`."""
+
+    is_cpu: bool = False
+    """The host itself, without streams."""
+    is_cuda: bool = False
+    """It needs a CUDA device."""
+    is_simulated: bool = False
+    """It computes nothing, and only takes the time."""
+
+    def why_not(self, chosen: Chosen) -> str:
+        """Refuse what the device cannot compute, or not in bearable time; see `Part.why_not`."""
+        settings = chosen.settings
+        if settings.precision == "amp" and self.is_cpu and not hardware.has_bfloat16():
+            return (
+                "precision must be fp32 on a CPU without AVX-512, where bfloat16 is far slower, "
+                "got 'amp'; choose device cuda"
+            )
+        for name, plain in {"precision": "fp32", "memory_format": "contiguous"}.items():
+            value = getattr(settings, name)
+            if self.is_simulated and value != plain:
+                return (
+                    f"{name} must be {plain} on the simulated GPU, which computes nothing, got "
+                    f"{value!r}; choose device cpu or cuda"
+                )
+        return ""
+
+
 DEVICES: dict[str, Callable[[Profile, Clock], Device]] = {
-    "cpu": lambda profile, clock: CpuDevice(),
-    "cuda": lambda profile, clock: CudaDevice(),
-    "emulated": EmulatedDevice,
+    "cpu": DevicePart(lambda profile, clock: CpuDevice(), is_cpu=True),
+    "cuda": DevicePart(lambda profile, clock: CudaDevice(), is_cuda=True),
+    "emulated": DevicePart(EmulatedDevice, is_simulated=True),
 }

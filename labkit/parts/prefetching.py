@@ -17,10 +17,11 @@ import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from labkit.contracts import Device, DeviceBatch, open_library
+from labkit.contracts import Chosen, Device, DeviceBatch, Part, open_library
 
 if TYPE_CHECKING:
     import torch
@@ -124,17 +125,49 @@ def fetch_in_thread(
     return fetch(DataLoaderX(batches), device, **how)
 
 
+@dataclass(frozen=True)
+class Prefetcher(Part):
+    """What copies batches to the device: (loader, device, *, pinned) -> device batches."""
+
+    needs_streams: bool = False
+    """It copies beside the compute stream."""
+    finishes: bool = False
+    """It is given `finish`: what the preprocessor leaves to the device, for the side stream."""
+
+    def why_not(self, chosen: Chosen) -> str:
+        """Refuse a side stream where there is none, or nothing to do on it; see `Part.why_not`."""
+        settings = chosen.settings
+        if self.needs_streams and chosen.device.is_cpu:
+            return (
+                f"{settings.prefetcher} copies on a side stream, which the cpu device does not "
+                "have; choose device cuda or emulated"
+            )
+        if not self.finishes:
+            return ""
+        fitting = chosen.names("preprocessor", lambda each: each.on_device is not None)
+        if settings.preprocessor not in fitting:
+            raise ValueError(
+                f"preprocessor must be one of {', '.join(fitting)} for the prefetcher "
+                f"{settings.prefetcher}, which finishes batches on the device, got "
+                f"{settings.preprocessor!r}"
+            )
+        if chosen.device.is_simulated:
+            return (
+                f"{settings.prefetcher} runs kernels on two streams at once, and the simulated GPU "
+                "has one queue for all; choose device cuda"
+            )
+        return ""
+
+
 PREFETCHERS: dict[str, Prefetch] = {
     "none": fetch_plainly,
     "prefetch_generator": fetch_in_thread,
-    "data_prefetcher": fetch_on_side_stream,
-    "both": partial(fetch_in_thread, fetch=fetch_on_side_stream),
-    "data_prefetcher_step_first": partial(fetch_on_side_stream, step_first=True),
-    "data_prefetcher_normalizing": fetch_on_side_stream,
+    "data_prefetcher": Prefetcher(fetch_on_side_stream, needs_streams=True),
+    "both": Prefetcher(partial(fetch_in_thread, fetch=fetch_on_side_stream), needs_streams=True),
+    "data_prefetcher_step_first": Prefetcher(
+        partial(fetch_on_side_stream, step_first=True), needs_streams=True
+    ),
+    "data_prefetcher_normalizing": Prefetcher(
+        fetch_on_side_stream, needs_streams=True, finishes=True
+    ),
 }
-# These are given `finish`: what the preprocessor leaves to the device is done on the side stream.
-FINISHING = frozenset({"data_prefetcher_normalizing"})
-# Prefetchers that only runs of earlier versions have -> steps of an epoch that they left out.
-STEPS_SHORT = {"data_prefetcher_as_published": 1, "both_as_published": 1}
-# These copy beside the compute stream; a device without streams cannot run them.
-NEEDS_STREAMS = frozenset(PREFETCHERS) - {"none", "prefetch_generator"}

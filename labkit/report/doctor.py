@@ -12,7 +12,7 @@ from labkit.machine import hardware, shared_memory
 from labkit.machine.media import check_medium, media
 from labkit.machine.page_cache import can_evict
 from labkit.parts import decoding
-from labkit.resolve import open_source
+from labkit.resolve import open_data
 from labkit.settings import Settings
 
 if TYPE_CHECKING:
@@ -110,11 +110,11 @@ def describe_data(data: str) -> Table:
     """
     from labkit.report.table import Table
 
-    reader = open_source(Settings(data=data))
+    reader = open_data(Settings(data=data))
     made = " (synthesized: this folder has none)" if reader.boxes == "synthesized" else ""
     facts = {
         "images": len(reader),
         "boxes": reader.boxes + made,
-        "manifest": reader.manifest_hash[:12],
+        "manifest": reader.data_hash[:12] if reader.has_manifest else "unknown",
     }
     return Table([{"": name, data: value} for name, value in facts.items()])

@@ -18,7 +18,6 @@ from labkit.machine import hardware
 from labkit.parts.training.exchange import LINK, NO_SYNC, NOOP
 from labkit.report.table import Table, Tables
 from labkit.report.words import check_baseline, not_measured, reason
-from labkit.resolve import traits
 from labkit.runs.store import StoredRun
 
 Variants = Mapping[str, Mapping[str, Any]]
@@ -117,7 +116,7 @@ def _why_left_out(row: Row, run: StoredRun, *, fits: bool) -> str:
         return why
     if fits:
         return ""
-    if traits(run.info["variants"][row.variant]).in_memory:
+    if run.summary.facts(row.variant).stays_in_memory:
         return "the full data set does not fit into memory"
     if row.labels.get("cache") != "cold":
         cache = row.labels.get("cache", "warm")
@@ -126,7 +125,7 @@ def _why_left_out(row: Row, run: StoredRun, *, fits: bool) -> str:
 
 
 def _not_counted(row: Row, run: StoredRun) -> str:
-    if traits(run.info["variants"][row.variant]).in_memory:
+    if run.summary.facts(row.variant).stays_in_memory:
         return "without the copy into memory"
     return "" if row.labels.get("cache") == "cold" else "without the first, cold epoch"
 
@@ -220,7 +219,7 @@ def _against_memory(run: StoredRun) -> Table | None:
     """Compare media in memory with warm disks."""
     variants = run.info["variants"]
     rows = [row for row in run.summary.rows if row.epochs_s and row.variant in variants]
-    in_memory = [row for row in rows if traits(variants[row.variant]).in_memory]
+    in_memory = [row for row in rows if run.summary.facts(row.variant).stays_in_memory]
     pairs = [
         (row, disk)
         for row in in_memory
@@ -331,11 +330,11 @@ def _combinations(run: StoredRun) -> Table | None:
     computes: dict[object, Row] = {}
     for name, settings in run.info["variants"].items():
         storage, prefetcher, preprocessor = key = _factors(settings)
-        left_out = traits(settings).leaves_out
-        if "computing" in left_out:
+        facts = run.summary.facts(name)
+        if facts.trains_nothing:
             if prefetcher == base.get("prefetcher"):
                 loads.setdefault((storage, preprocessor), rows[name])
-        elif "loading" in left_out:
+        elif facts.repeats_one_batch:
             computes.setdefault(preprocessor, rows[name])
         elif settings | dict.fromkeys(FACTORS) == base | dict.fromkeys(FACTORS):
             combinations.setdefault(key, rows[name])

@@ -20,15 +20,17 @@ from typing import TYPE_CHECKING, Any
 from labkit import units
 from labkit.analysis.roofline import ALONE
 from labkit.analysis.stand_ins import stand_ins
-from labkit.analysis.summary import Row, Summary, is_floor
+from labkit.analysis.summary import Row, Summary
 from labkit.analysis.winner import passed_over, winner
-from labkit.parts.decoding import decode_pillow
+from labkit.contracts import as_part
+from labkit.parts.decoding import Decoder
+from labkit.parts.loading import Loader
 from labkit.parts.packing.folder import find_annotations
 from labkit.parts.packing.manifest import ANNOTATIONS
 from labkit.parts.preprocessing.crops import draw_crop
 from labkit.parts.training.reporting import check_sink
 from labkit.report.words import check_baseline, how_measured, plain_labels, published, reason
-from labkit.resolve import BUILT_IN, label_samples, stored_folder, traits
+from labkit.resolve import BUILT_IN, find_part, label_samples, stored_folder
 from labkit.runs.store import SHARED, StoredRun
 from labkit.settings import Settings, pick, read_settings
 
@@ -93,12 +95,14 @@ def recipe(run: StoredRun, variant: str | None = None) -> str:
             f"variant must be of one GPU to be written as a program, got {row.variant!r}; "
             "wrap the program's model in DistributedDataParallel and start it by torchrun"
         )
-    decode = inspect.unwrap(BUILT_IN["decoder"][settings.decoder])
+    decoder = as_part(Decoder, BUILT_IN["decoder"][settings.decoder])
+    decode = inspect.unwrap(decoder.function)
     preprocessor = BUILT_IN["preprocessor"][settings.preprocessor]
     of_samples = [f"{name.capitalize()}: {text}" for name, text in label_samples(settings).items()]
     facts = {
         "s": settings,
-        "traits": traits(vars(settings)),
+        "repeats_one_batch": run.summary.facts(row.variant).repeats_one_batch,
+        "decodes_scaled": decoder.scaled,
         "stored_folder": stored_folder(settings).as_posix(),
         "result": [*_result(run, summary, row, is_chosen=variant is None), *of_samples],
         "boxes": _boxes(run, settings),
@@ -108,10 +112,10 @@ def recipe(run: StoredRun, variant: str | None = None) -> str:
         "detector": preprocessor.batch == "detector",
         "on_device": preprocessor.on_device is not None,
         "in_pillow": preprocessor.in_pillow,
-        "as_image": preprocessor.in_pillow and decode is inspect.unwrap(decode_pillow),
+        "as_image": preprocessor.in_pillow and decoder.makes_pillow_image,
         "cropped": preprocessor.crop is not None,
         "crop_source": Code(_source(draw_crop)),
-        "scaled_crop": preprocessor.crop is not None and traits(vars(settings)).scaled_decoding,
+        "scaled_crop": preprocessor.crop is not None and decoder.scaled,
     }
     text = _template().render(facts, imports="")
     code = "\n".join(line for line in text.splitlines() if not line.startswith("#"))
@@ -175,7 +179,7 @@ def _settings(run: StoredRun, variant: str) -> Settings:
         ValueError: no program can be written of them.
     """
     settings = read_settings(run.info["variants"][variant])
-    if traits(vars(settings)).outside:
+    if find_part(Loader, settings.loader).is_outside:
         raise ValueError(
             f"variant must load with torch or threads, got loader {settings.loader!r} in "
             f"{variant!r}; see labkit/parts/loading for its pipeline"
@@ -232,7 +236,7 @@ def _result(run: StoredRun, summary: Summary, row: Row, *, is_chosen: bool) -> I
         yield measured
     if (times := own.get("step_repeats", 1)) > 1:
         yield f"The run trained on each batch {times} times, this program does once."
-    if is_floor(own, baseline):
+    if summary.is_floor(row.variant):
         yield "It does only part of the baseline's work, so it is a limit and no remedy."
     yield f"Conditions: {' · '.join([*how_measured(summary), *plain_labels(summary)])}"
     if stand_in := stand_ins(summary):

@@ -30,7 +30,6 @@ from labkit.experiments.device_speeds import SUFFIX
 from labkit.machine import hardware
 from labkit.parts.devices import FREE_LOADER_MIN_AU
 from labkit.parts.storage.disks import MAX_ERROR_SHARE
-from labkit.resolve import traits
 from labkit.runs.store import StoredRun, readable_reason
 from labkit.settings import CORRECTED
 
@@ -410,7 +409,7 @@ def own_device(summary: Summary) -> tuple[float | None, str]:
     base = summary.info["variants"][summary.baseline]
     profile = base.get("profile", "calibrated")
     name = "simulated GPU" if profile == "calibrated" else f"simulated GPU ({profile})"
-    name = name if traits(base).emulated else "your GPU"
+    name = name if summary.facts(summary.baseline).is_simulated else "your GPU"
     return calibrated(summary, "device_images_per_s"), name
 
 

@@ -8,15 +8,16 @@ A variant that is dropped stays dropped when the run is resumed; its reason is a
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from labkit.analysis.validity import baselines_of, group_of
-from labkit.contracts import Trial, utc_now
+from labkit.analysis.validity import baselines_of, facts_of, group_of
+from labkit.contracts import Facts, Trial, utc_now
 from labkit.files import bar, progress_stream
+from labkit.resolve import Resolved, resolve
 from labkit.runs.process import Launcher, TrialKilled
 from labkit.runs.schedule import Planned
 from labkit.runs.store import append_trial, explain_unwritable, write_info
@@ -107,6 +108,7 @@ class ActiveRun:
     Args:
         folder: the run folder.
         info: what its `run.json` holds; kept up to date there.
+        parts: label -> what `resolve` returned, of the variants that can run here.
         cancel: set by another thread to stop.
         progress: whether to print a bar with ETA, or an object to report to instead.
     """
@@ -116,10 +118,11 @@ class ActiveRun:
         folder: Path,
         info: dict,
         *,
+        parts: Mapping[str, Resolved],
         cancel: threading.Event | None,
         progress: Progress | bool,
     ) -> None:
-        self.folder, self.info = folder, info
+        self.folder, self.info, self._parts = folder, info, dict(parts)
         self.mode = MODES[info["mode"]]
         self.variants = {name: read_settings(values) for name, values in info["variants"].items()}
         # Also when the run is resumed.
@@ -142,6 +145,21 @@ class ActiveRun:
     def remaining(self) -> dict[str, Settings]:
         """The variants that are still in the run."""
         return {label: its for label, its in self.variants.items() if label not in self.dropped}
+
+    @property
+    def baseline_facts(self) -> Facts:
+        """What of the baseline's parts counts where it is compared."""
+        return facts_of(self.info, self.info["baseline"])
+
+    def parts(self, label: str) -> Resolved:
+        """Return the parts of a variant, resolved once.
+
+        Raises:
+            Skip: this machine no longer has what it needs.
+        """
+        if label not in self._parts:
+            self._parts[label] = resolve(self.variants[label])
+        return self._parts[label]
 
     def ask(self, job: str, **arguments: Any) -> Any:
         """Run a job in a fresh process, and once more if it is killed; see `Launcher.run`."""

@@ -29,16 +29,15 @@ from filelock import FileLock, Timeout
 
 from labkit import units
 from labkit.analysis.statistics import paired_interval
-from labkit.contracts import Clock, Epoch, Reader, Skip, SystemClock, utc_now
+from labkit.contracts import Clock, Epoch, Skip, SystemClock, utc_now
 from labkit.files import bar, write_whole
 from labkit.machine import hardware
-from labkit.parts.devices import PROFILES
+from labkit.parts.devices import DevicePart
 from labkit.parts.training import VECTORIZED
 from labkit.pipeline import Pipeline, build
-from labkit.resolve import complete_here, open_original, original, resolve, traits
+from labkit.resolve import complete_here, find_part, find_profile, open_data, original
 from labkit.runs.active import ActiveRun, single_run_lock
 from labkit.runs.checks import check_emulator, check_images
-from labkit.runs.packs import fingerprint
 from labkit.runs.process import Launcher, TrialFailed
 from labkit.runs.store import explain_unwritable, fits
 from labkit.runs.timing import open_trial, time_epoch, warm_up
@@ -93,13 +92,13 @@ def calibrate_run(run: ActiveRun, epoch_share: float) -> None:
     tried = replace(
         tried, images=min(baseline.images or usable, usable), ranks=1, exchange=Settings.exchange
     )
-    of, excluded = traits(vars(baseline)), run.info["excluded"]
+    facts, excluded = run.baseline_facts, run.info["excluded"]
     try:
         trained_per_s, why_none = run.ask(
             "measure_rate", settings=tried, seconds=CALIBRATION_S, excluded=excluded
         )
         # What several speeds, or several GPUs, are told by.
-        several = "loading" not in of.leaves_out and any(
+        several = not facts.repeats_one_batch and any(
             its.ranks > 1 for its in run.remaining.values()
         )
         if "tasks" in run.info or several:
@@ -112,7 +111,7 @@ def calibrate_run(run: ActiveRun, epoch_share: float) -> None:
             if why_unknown and any(task.get("x") for task in run.info.get("tasks", {}).values()):
                 raise Skip(why_unknown)  # the devices' speeds are multiples of it
             calibration["load_images_per_s"] = loaded_per_s
-        if of.emulated and "computing" not in of.leaves_out:
+        if facts.is_simulated and not facts.trains_nothing:
             calibration |= check_emulator(run, tried)
     except (TrialFailed, Skip) as reason:
         raise run.no_baseline(reason) from reason
@@ -149,8 +148,8 @@ def _device(run: ActiveRun) -> dict[str, Any]:
             "calibrated": str(kept),
         }
     baseline = with_device(run.baseline, calibration)
-    if traits(vars(baseline)).emulated:
-        calibration["device_images_per_s"] = 1 / resolve(baseline).profile.compute_s_per_image
+    if run.baseline_facts.is_simulated:
+        calibration["device_images_per_s"] = 1 / find_profile(baseline).compute_s_per_image
     return calibration
 
 
@@ -332,7 +331,7 @@ class CalibratedDevice:
 
     machine_id: str
     manifest_hash: str
-    """Of the data; without a manifest, of the images' names and sizes."""
+    """The data's, as of `Reader.data_hash`."""
     input_px: int
     device_images_per_s: float
     reference_images_per_s: float
@@ -392,8 +391,8 @@ def calibrate(
 
 def is_calibrated(settings: Settings) -> bool:
     """Return whether complete settings use the calibrated device, whose speed they do not say."""
-    is_emulated = traits(vars(settings)).emulated and settings.device_speed is None
-    return is_emulated and PROFILES[settings.profile].compute_s_per_image is None
+    is_simulated = find_part(DevicePart, settings.device).is_simulated
+    return is_simulated and find_profile(settings).compute_s_per_image is None
 
 
 def device_of(
@@ -424,8 +423,8 @@ def device_of(
         Cancelled: `cancel` was set.
     """
     path, machine_id = Path(results) / FILE, hardware.provenance()["machine_id"]
-    data = _hash_of(open_original(settings))
-    key = (machine_id, data, settings.input_px)
+    data_hash = open_data(settings).data_hash
+    key = (machine_id, data_hash, settings.input_px)
     known = read_devices(path.parent)
     kept = next((each for each in known if _key(each) == key), None)
     if kept and not anew:
@@ -447,7 +446,7 @@ def device_of(
             low, high = paired_interval(rates)
             device = CalibratedDevice(
                 machine_id=machine_id,
-                manifest_hash=data,
+                manifest_hash=data_hash,
                 input_px=settings.input_px,
                 device_images_per_s=TIMES_THE_REFERENCE * fmean(rates),
                 reference_images_per_s=fmean(rates),
@@ -489,7 +488,7 @@ def _reference_rates(
     which = {"start": 0, "stop": REFERENCE_IMAGES, "decoders": [reference.decoder]}
     bad, _ = ask("find_bad_images", settings=reference, **which)
     excluded = [index for index, _ in bad]
-    images = min(REFERENCE_IMAGES, len(open_original(settings))) - len(excluded)
+    images = min(REFERENCE_IMAGES, len(open_data(settings))) - len(excluded)
     # Few images still make enough batches.
     most = images // fewest_batches(reference.num_workers)
     batch_size = max(min(reference.batch_size, most), 1)
@@ -523,13 +522,6 @@ def _reference_rates(
 def _half_share(rates: list[float]) -> float:
     low, high = paired_interval(rates)
     return (high - low) / 2 / fmean(rates)
-
-
-def _hash_of(reader: Reader) -> str:
-    """Return what tells data sets apart: one that labkit did not make has no manifest."""
-    if reader.manifest_hash != "unknown":
-        return reader.manifest_hash
-    return fingerprint(reader)
 
 
 def _key(device: CalibratedDevice) -> tuple[str, str, int]:

@@ -32,7 +32,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from labkit import units
-from labkit.analysis.stand_ins import STAND_INS, describe_rate
+from labkit.analysis.stand_ins import describe_rate
 from labkit.analysis.summary import LISTED_IMAGES
 from labkit.contracts import (
     AVERAGED_TOLERANCE_LEVELS,
@@ -56,11 +56,19 @@ from labkit.machine import hardware
 from labkit.parts.decoding import DECODERS, why_not
 from labkit.parts.devices import FREE_LOADER_MIN_AU
 from labkit.parts.packing import PIXELS, RESIZED
-from labkit.parts.preprocessing import PREPROCESSORS
+from labkit.parts.preprocessing import Preprocessor
 from labkit.parts.storage.disks import MAX_ERROR_SHARE
 from labkit.parts.training.exchange import LINK
 from labkit.pipeline import first_batch, shuffled_images
-from labkit.resolve import open_source, original, own_parts, resolve, traits
+from labkit.resolve import (
+    Resolved,
+    find_part,
+    find_profile,
+    open_data,
+    original,
+    own_parts,
+    resolve,
+)
 from labkit.runs.active import ActiveRun
 from labkit.runs.process import TrialFailed, TrialKilled
 from labkit.runs.store import fits
@@ -101,7 +109,7 @@ def check_images(run: ActiveRun, stop: int | None = None) -> None:
     """
     start, run.images_looked_at = run.images_looked_at, stop or FIRST_LOOK_IMAGES
     excluded, unreadable = (run.info["excluded"], run.info["unreadable"]) if start else ([], [])
-    settings = original(run.baseline)
+    settings = original(run.baseline)  # opened once for all such jobs
     decoders = sorted({chosen.decoder for chosen in run.remaining.values()})
     which = {"start": start, "stop": run.images_looked_at, "decoders": decoders}
     what = {
@@ -157,7 +165,7 @@ def find_bad_images(
     Each image is read once and decoded once with each decoder, on all cores.
 
     Args:
-        settings: complete; only the data's place and packing count.
+        settings: complete; the data as it lies is looked at, in the order of subset and seed.
         start: first image to look at, counted in the order of the seed.
         stop: the image after the last.
         decoders: names of the decoders that the variants use.
@@ -168,8 +176,9 @@ def find_bad_images(
         (index, one line naming the file and what is wrong with it) of each bad image; and a line
         for each other file that is no longer what the data's manifest says.
     """
-    reader = open_source(settings)
-    indices = [int(index) for index in shuffled_images(settings)[start:stop]]
+    reader = open_data(settings)
+    shuffled = shuffled_images(settings, len(reader))
+    indices = [int(index) for index in shuffled[start:stop]]
     usable = sorted(set(decoders) - why_not(decoders).keys())  # the others say so in their rows
 
     def fault(index: int) -> str:
@@ -268,12 +277,12 @@ def compare_work(
             check_batch_fits(settings)
             batch = first_batch(parts, excluded, images)
             describe = BATCHES[parts.preprocessor.batch]
-            loaded = images if parts.traits.own_order else settings.batch_size
+            loaded = images if parts.loader.has_own_order else settings.batch_size
             specs = describe(loaded, settings.input_px)
             check_batch(batch, specs)
             if reference is None:
-                reference = batch
-            elif apart := _difference(batch, reference, settings, variants[baseline], specs):
+                reference, base = batch, parts
+            elif apart := _difference(batch, reference, parts, base, specs):
                 raise ValueError(f"not the same work as {baseline}: {apart}")
         except (Skip, ImportError) as reason:
             verdicts[label] = ("skipped", str(reason))
@@ -288,8 +297,8 @@ def compare_work(
 def _difference(
     batch: dict[str, np.ndarray],
     reference: dict[str, np.ndarray],
-    settings: Settings,
-    base: Settings,
+    parts: Resolved,
+    base: Resolved,
     specs: dict[str, ArraySpec],
 ) -> str:
     """Return in one line how a batch differs from the baseline's; '' where the work is the same."""
@@ -298,21 +307,20 @@ def _difference(
             f"batch must have the baseline's entries {', '.join(sorted(reference))}, "
             f"got {', '.join(sorted(batch))}"
         )
-    own, other = traits(vars(settings)), traits(vars(base))
-    if own.own_order or other.own_order:  # one of them is the whole epoch
+    if parts.loader.has_own_order or base.loader.has_own_order:  # one of them is the whole epoch
         batch, reference = _by_id(batch, reference), _by_id(reference, batch)
     common = min(len(batch["sample_id"]), len(reference["sample_id"]))
     batch, reference = (
         {name: array[:common] for name, array in one.items()} for one in (batch, reference)
     )
     levels = None
-    if own.scaled_decoding != other.scaled_decoding:
+    if parts.decoder.scaled != base.decoder.scaled:
         levels = SCALED_DECODING_TOLERANCE_LEVELS
-    elif _scaled(settings) != _scaled(base):
+    elif _scaled(parts.settings) != _scaled(base.settings):
         levels = SCALED_TOLERANCE_LEVELS
-    elif _averages(settings) != _averages(base):
+    elif _averages(parts.preprocessor) != _averages(base.preprocessor):
         levels = AVERAGED_TOLERANCE_LEVELS
-    elif settings.decoder != base.decoder:
+    elif parts.settings.decoder != base.settings.decoder:
         levels = DECODED_TOLERANCE_LEVELS
     return difference(batch, reference, specs, levels=levels)
 
@@ -326,10 +334,9 @@ def _by_id(batch: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> dict[s
     return {name: array[order] for name, array in batch.items()}
 
 
-def _averages(settings: Settings) -> bool:
+def _averages(preprocessor: Preprocessor) -> bool:
     """Return whether crops are shrunk by Pillow's average, and not by OpenCV's."""
-    part = PREPROCESSORS[settings.preprocessor]
-    return part.in_pillow and part.crop is not None
+    return preprocessor.in_pillow and preprocessor.crop is not None
 
 
 def _scaled(settings: Settings) -> str:
@@ -344,7 +351,7 @@ def check_stand_ins(run: ActiveRun) -> None:
     """Let what stands in for a disk or a network prove its rates, or drop its variants."""
     for storage, facts in run.info["storages"].items():
         labels = [label for label, its in run.remaining.items() if its.storage == storage]
-        if not labels or not facts["label"].startswith(STAND_INS["storage"]):
+        if not labels or not run.parts(labels[0]).storage.stand_in:
             continue
         settings = run.variants[labels[0]]
         what = {
@@ -413,7 +420,7 @@ def check_emulator(run: ActiveRun, settings: Settings) -> dict[str, Any]:
 
     Source: EVIDENCE 2, Accelerator.
     """
-    step_s = resolve(settings).profile.compute_s_per_image * settings.batch_size
+    step_s = find_profile(settings).compute_s_per_image * settings.batch_size
 
     def prove() -> float:
         tries = [
@@ -486,7 +493,7 @@ def _sources_hash() -> str:
 
 def batch_bytes(settings: Settings) -> int:
     """Return the size of a finished batch."""
-    describe = BATCHES[PREPROCESSORS[settings.preprocessor].batch]
+    describe = BATCHES[find_part(Preprocessor, settings.preprocessor).batch]
     return bytes_of(describe(settings.batch_size, settings.input_px))
 
 

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from labkit.analysis.forecast import Forecast, forecast
-from labkit.analysis.validity import baselines_of
+from labkit.analysis.validity import baselines_of, facts_of
 from labkit.contracts import Skip, Trial, utc_now
 from labkit.machine import gpu, hardware
-from labkit.parts.devices import PROFILES
-from labkit.parts.preprocessing import PREPROCESSORS
-from labkit.resolve import stored_folder, traits
+from labkit.parts.devices import PROFILES, DevicePart
+from labkit.parts.preprocessing import Preprocessor
+from labkit.resolve import Resolved, find_part
 from labkit.runs import operation_trials
 from labkit.runs.active import ActiveRun
 from labkit.runs.calibration import calibrate_run, with_device
@@ -86,7 +86,7 @@ def _check_speeds(run: ActiveRun) -> None:
     for label in run.remaining:
         if x := _speed(run, label):
             groups.setdefault(x, []).append(label)
-    if groups and not traits(vars(run.baseline)).emulated:
+    if groups and not run.baseline_facts.is_simulated:
         _slow_down(run, groups)
         return
     for x in sorted(groups, reverse=True):
@@ -128,9 +128,10 @@ def _measure_gpu(run: ActiveRun) -> None:
     Raises:
         RuntimeError: it could not be measured, and the speeds of a roofline depend on it.
     """
-    of, calibration = traits(vars(run.baseline)), run.info["calibration"]
-    depends = run.info["kind"] == ROOFLINE and not of.emulated
-    own = depends or (of.on_cuda and "computing" not in of.leaves_out)
+    facts, calibration = run.baseline_facts, run.info["calibration"]
+    depends = run.info["kind"] == ROOFLINE and not facts.is_simulated
+    is_on_cuda = find_part(DevicePart, run.baseline.device).is_cuda
+    own = depends or (is_on_cuda and not facts.trains_nothing)
     name = "device_images_per_s" if own else "gpu_images_per_s"
     beside = "load_images_per_s" in calibration and gpu.cuda().works
     if not (own or beside) or calibration.get(name) is not None:
@@ -139,7 +140,8 @@ def _measure_gpu(run: ActiveRun) -> None:
     alone: dict[str, Any] = {"step_repeats": 1, "ranks": 1, "exchange": Settings.exchange}
     settings = replace(run.baseline, images=calibration["images"], **alone)
     if not own:
-        step, profile = PREPROCESSORS[settings.preprocessor].batch, Settings.profile
+        step = find_part(Preprocessor, settings.preprocessor).batch
+        profile = Settings.profile
         settings = replace(settings, device="cuda", device_speed=None, profile=profile, step=step)
     try:
         rate = run.ask("gpu_rate", settings=settings)
@@ -171,7 +173,7 @@ def _stage(run: ActiveRun, cleanup: ExitStack) -> None:
     }
     storages: dict[str, Any] = {}
     costs = dict(run.info.get("costs", {}))
-    for labels in _grouped(run, stored_folder):
+    for labels in _grouped(run, lambda parts: parts.folder):
         settings = run.variants[labels[0]]
         try:
             cost = ensure_pack(settings, **how)
@@ -180,31 +182,35 @@ def _stage(run: ActiveRun, cleanup: ExitStack) -> None:
             continue
         if cost is not None:
             costs |= dict.fromkeys(labels, cost)
-    on_medium = _grouped(run, lambda settings: (settings.storage, stored_folder(settings)))
+    on_medium = _grouped(run, lambda parts: (parts.settings.storage, parts.folder))
     for labels in on_medium:
-        settings = run.variants[labels[0]]
-        others = [run.variants[other[0]] for other in on_medium if other is not labels]
-        others = [other for other in others if other.storage == settings.storage]
+        parts = run.parts(labels[0])
+        settings = parts.settings
+        others = [run.parts(other[0]) for other in on_medium if other is not labels]
+        others = [other for other in others if other.settings.storage == settings.storage]
         try:
-            facts = cleanup.enter_context(staged(settings, **how, others=others))
+            facts = cleanup.enter_context(staged(parts, **how, others=others))
         except Skip as reason:
             skip(run, labels, reason)
             continue
         if facts["remark"]:
             run.note(facts["remark"])
         storages.setdefault(settings.storage, facts)
-        if facts["label"].startswith("emulated distance") and facts["copied_bytes"] is not None:
+        if parts.storage.stand_in == "distance" and facts["copied_bytes"] is not None:
             copy = {"bytes": facts["copied_bytes"], "copy_s": facts["copied_s"]}
             # A pack's own bytes leave out its boxes and its manifest.
             costs |= {label: {**copy, **costs.get(label, {})} for label in labels}
     run.save(storages=storages, costs=costs)
 
 
-def _grouped(run: ActiveRun, place: Callable[[Settings], Hashable]) -> list[list[str]]:
+def _grouped(run: ActiveRun, place: Callable[[Resolved], Hashable]) -> list[list[str]]:
     """Group the labels of the remaining variants by the place of their data."""
     found: dict[Hashable, list[str]] = {}
-    for label, settings in run.remaining.items():
-        found.setdefault(place(settings), []).append(label)
+    for label in run.remaining:
+        try:
+            found.setdefault(place(run.parts(label)), []).append(label)
+        except Skip as reason:  # a resumed run, whose disk is gone
+            skip(run, [label], reason)
     return list(found.values())
 
 
@@ -220,6 +226,7 @@ def _say_forecast(run: ActiveRun, **known: float | None) -> None:
         blocks=run.info["blocks"],
         variants={label: asdict(settings) for label, settings in run.remaining.items()},
         baselines=baselines_of(run.info).values(),
+        facts={label: facts_of(run.info, label) for label in run.variants},
         **known,
     )
     run.progress.say(str(expected))
@@ -251,7 +258,7 @@ def _settings_of(run: ActiveRun, label: str) -> Settings:
     """Return what a trial of epochs gets: the images of an epoch and the device's speed, too."""
     calibration = run.info["calibration"]
     settings = with_device(run.variants[label], calibration)
-    if (x := _speed(run, label)) and traits(vars(settings)).emulated:
+    if (x := _speed(run, label)) and facts_of(run.info, label).is_simulated:
         device_speed = x * calibration["load_images_per_s"]
         has_its_own = PROFILES[settings.profile].compute_s_per_image is not None
         profile = Settings.profile if has_its_own else settings.profile

@@ -40,7 +40,7 @@ from labkit.parts.decoding import DECODERS
 from labkit.parts.operations import Labels, Operation, Picture, make_configuration, make_picture
 from labkit.parts.preprocessing import PREPROCESSORS
 from labkit.pipeline import shuffled_images
-from labkit.resolve import open_source
+from labkit.resolve import open_data
 from labkit.settings import Settings
 
 PHOTOS = 4  # different ones, so that no library is judged by one image
@@ -74,7 +74,7 @@ def load_sample(given: tuple[int, bytes, Annotation]) -> np.ndarray:
     index, jpeg, annotation = given
     image = DECODERS[Settings.decoder](jpeg)
     sample = Sample(image_rgb=image, annotation=annotation, sample_id=index, epoch=0, seed=0)
-    arrays = PREPROCESSORS[Settings.preprocessor].per_sample(sample, SAMPLE_PX)
+    arrays = PREPROCESSORS[Settings.preprocessor](sample, SAMPLE_PX)
     return np.ascontiguousarray(arrays["image"])
 
 
@@ -135,15 +135,16 @@ def _photos(settings: Settings) -> list[np.ndarray]:
         try:
             photos.append(DECODERS["opencv"](jpeg))
         except ValueError as error:
-            raise ValueError(f"{open_source(settings).where(index)}: {error}") from error
+            raise ValueError(f"{open_data(settings).where(index)}: {error}") from error
     return photos
 
 
 @lru_cache(maxsize=1)
 def samples(settings: Settings) -> list[tuple[int, Content, Annotation]]:
     """Read the first photographs in the order of the seed: index, file and boxes of each."""
-    reader = open_source(settings)
-    return [(int(i), *reader.read(int(i))) for i in shuffled_images(settings)[:PHOTOS]]
+    reader = open_data(settings)
+    shuffled = shuffled_images(settings, len(reader))
+    return [(int(i), *reader.read(int(i))) for i in shuffled[:PHOTOS]]
 
 
 @lru_cache
@@ -156,8 +157,8 @@ def draw_labels(settings: Settings, names: int) -> list[Labels]:
     Raises:
         Skip: the images have no boxes.
     """
-    reader, rng = open_source(settings), np.random.default_rng(settings.seed)
-    images = shuffled_images(settings)[:BOXED_IMAGES]
+    reader, rng = open_data(settings), np.random.default_rng(settings.seed)
+    images = shuffled_images(settings, len(reader))[:BOXED_IMAGES]
     boxes = sorted((len(reader.annotation(int(i)).category_ids) for i in images), reverse=True)
     if not boxes[0]:
         raise Skip(

@@ -10,7 +10,6 @@ from it, the pack is made again.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import shutil
@@ -35,16 +34,9 @@ from labkit.parts.decoding import DECODERS
 from labkit.parts.packing import JPEG, PACKINGS, PIXELS, SAMPLE
 from labkit.parts.packing.manifest import read_manifest
 from labkit.parts.packing.packs import encode
-from labkit.parts.packing.remote import local_folder
+from labkit.parts.packing.remote import download, place
 from labkit.parts.preprocessing import PREPROCESSORS
-from labkit.resolve import (
-    is_original,
-    open_original,
-    open_reader,
-    own_parts,
-    register,
-    stored_folder,
-)
+from labkit.resolve import open_data, open_reader, own_parts, register, stored_folder
 from labkit.settings import Settings, pick
 
 Stored = tuple[str, Content, Annotation]
@@ -80,7 +72,7 @@ class Converter:
     @property
     def reader(self) -> Reader:
         """The data, opened once per process."""
-        return open_original(self.settings)
+        return open_data(self.settings)
 
     def __setstate__(self, state: dict) -> None:
         import cv2
@@ -113,8 +105,8 @@ class Converter:
                 epoch=0,  # every epoch will have this one's random draws
                 seed=settings.seed,
             )
-            per_sample = PREPROCESSORS[settings.preprocessor].per_sample
-            return reader.name(i), per_sample(sample, settings.input_px), annotation
+            arrays = PREPROCESSORS[settings.preprocessor](sample, settings.input_px)
+            return reader.name(i), arrays, annotation
         smaller, annotation = scale(image_rgb, annotation, settings.input_px)
         content = smaller if settings.stored == PIXELS else encode_jpeg(smaller)
         return reader.name(i), content, annotation
@@ -169,7 +161,7 @@ def about(settings: Settings, reader: Reader) -> dict[str, Any]:
     """Return what a pack is made from and how; a pack is used if its manifest says the same."""
     facts: dict[str, Any] = {
         "stored": settings.stored,
-        "source_hash": fingerprint(reader),
+        "source_hash": reader.data_hash,
         "boxes": reader.boxes,
     }
     if settings.stored != JPEG:
@@ -177,16 +169,6 @@ def about(settings: Settings, reader: Reader) -> dict[str, Any]:
     if settings.stored == SAMPLE:
         facts |= {"preprocessor": settings.preprocessor, "seed": settings.seed}
     return facts
-
-
-def fingerprint(reader: Reader) -> str:
-    """Return the hash of the data's manifest, or without one that of its files' names and sizes."""
-    if reader.source_hash != "unknown":
-        return reader.source_hash
-    digest = hashlib.sha256()
-    for i, size_bytes in enumerate(reader.image_bytes.tolist()):
-        digest.update(f"{reader.name(i)}\0{size_bytes}\n".encode(errors="surrogateescape"))
-    return f"sizes:{digest.hexdigest()}"
 
 
 # --- engines: what maps it over the images --------------------------------------------------
@@ -299,10 +281,10 @@ def ensure_pack(
         ValueError: settings that cannot work, or an image that cannot be read.
         Cancelled: `cancel` was set.
     """
-    if to is None and is_original(settings):
+    if to is None and stored_folder(settings) == place(settings.data):
         return None
     # Absolute: other processes may run in another directory.
-    data = local_folder(settings.data, cancel=cancel, progress=progress).absolute()
+    data = download(settings.data, cancel=cancel, progress=progress).absolute()
     settings = replace(settings, data=str(data))
     open_reader.cache_clear()  # the data may have changed since this process opened it
     converter = Converter(settings=settings, own=own_parts())

@@ -26,9 +26,10 @@ from statistics import fmean
 from typing import Any
 
 from labkit.contracts import Epoch
+from labkit.parts.devices import DevicePart
 from labkit.parts.storage.disks import Rate
 from labkit.parts.training.exchange import Link, check_gpus
-from labkit.resolve import traits
+from labkit.resolve import find_part
 from labkit.settings import Settings
 
 # The first rank makes files cold or warm while the others wait.
@@ -149,8 +150,8 @@ class Ranks:
         import torch
 
         ranks, backend = self._settings.ranks, "gloo"
-        of = traits(vars(self._settings))
-        if not (of.on_cpu or of.emulated):
+        device = find_part(DevicePart, self._settings.device)
+        if not (device.is_cpu or device.is_simulated):
             check_gpus(ranks)
             torch.cuda.set_device(self.rank)
             backend = "cpu:gloo,cuda:nccl"

@@ -48,15 +48,11 @@ def save_read_counts(run: ActiveRun) -> None:
             reads[label] = counted[settings]
         except (TrialFailed, Skip) as reason:  # its trials will say so
             run.progress.say(f"{label}: reading could not be counted: {reason}")
-    throttled = {
-        name
-        for name, medium in run.info["storages"].items()
-        if medium["label"].startswith("throttled")
-    }
     pieces = [
         label
         for label, read in reads.items()
-        if (read["requests"] or 0) > MANY_REQUESTS and run.variants[label].storage in throttled
+        if (read["requests"] or 0) > MANY_REQUESTS
+        and run.parts(label).storage.stand_in == "throttled"
     ]
     if pieces:
         run.note(

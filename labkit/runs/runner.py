@@ -26,21 +26,21 @@ from typing import Any
 from labkit import pipeline, units
 from labkit.analysis.equal_work import unequal_work
 from labkit.analysis.forecast import Forecast
-from labkit.analysis.validity import cores_of, disturbed_blocks
+from labkit.analysis.validity import cores_of, disturbed_blocks, facts_of
 from labkit.contracts import Cancelled, Skip, Trial, utc_now
 from labkit.machine import gpu, hardware
 from labkit.parts.packing.manifest import read_manifest
-from labkit.parts.packing.remote import local_folder
+from labkit.parts.packing.remote import download
 from labkit.photos.make import make_photos
 from labkit.resolve import (
     Resolved,
     complete_here,
-    open_original,
+    gather_facts,
+    open_data,
     open_reader,
-    original,
     own_parts,
+    record_facts,
     resolve,
-    traits,
 )
 from labkit.runs.active import NO_BASELINE, ActiveRun, Progress, single_run_lock
 from labkit.runs.calibration import is_calibrated, read_devices
@@ -97,6 +97,7 @@ def forecast(
         blocks=check_blocks(chosen, blocks),
         variants={label: asdict(variant.settings) for label, variant in wanted.items()},
         baselines=experiment.grouped(wanted).get("baselines", {"": experiment.baseline}).values(),
+        facts={label: gather_facts(vars(settings)) for label, settings in wanted.items()},
     )
 
 
@@ -111,12 +112,12 @@ def run(
     progress: Progress | bool = True,
 ) -> StoredRun:
     """Run an experiment; arguments and errors as of `lab.run`."""
-    info = check(experiment, mode, blocks, cancel)
+    info, parts = check(experiment, mode, blocks, cancel)
     if any(is_calibrated(read_settings(values)) for values in info["variants"].values()):
         read_devices(results)  # a broken file is refused before there is a run
     folder = create_run(Path(results), info)
     with hold(folder):
-        return _complete(ActiveRun(folder, info, cancel=cancel, progress=progress))
+        return _complete(ActiveRun(folder, info, parts=parts, cancel=cancel, progress=progress))
 
 
 @single_run_lock()
@@ -128,10 +129,11 @@ def resume(
 ) -> StoredRun:
     """Run what a run lacks; arguments and errors as of `lab.resume`."""
     found = load_run(folder)
-    check_resumable(found)
+    parts = check_resumable(found)
     with hold(found.folder):
         info = load_run(folder).info  # as the process that had it last left it
-        return _complete(ActiveRun(found.folder, info, cancel=cancel, progress=progress))
+        active = ActiveRun(found.folder, info, parts=parts, cancel=cancel, progress=progress)
+        return _complete(active)
 
 
 # --- before a folder is made ------------------------------------------------------------------
@@ -142,11 +144,12 @@ def check(
     mode: str,
     blocks: int | None,
     cancel: threading.Event | None = None,
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], dict[str, Resolved]]:
     """Refuse what cannot work, before anything is made or started.
 
     Returns:
-        What `run.json` holds at the start of a run.
+        What `run.json` holds at the start of a run; and the parts by label, of the variants that
+        can run here.
 
     Raises:
         ValueError: settings, data or parts that cannot work.
@@ -176,11 +179,15 @@ def check(
         raise BaselineSkipped(NO_BASELINE.format(experiment.baseline, skipped[experiment.baseline]))
     own_parts()  # refuses those that no other process can be sent
     _check_equal_work(variants)
-    local_folder(folder, cancel=cancel)
+    download(folder, cancel=cancel)
     data = _describe_data(variants[experiment.baseline])
     _check_together(parts, data["images"])
     names = pick(KINDS, experiment.kind, "kind").settings
-    return {
+    stored = {
+        label: {name: value for name, value in asdict(settings).items() if name in names}
+        for label, settings in variants.items()
+    }
+    info = {
         "schema": SCHEMA,
         "kind": experiment.kind,
         "experiment": experiment.name,
@@ -191,10 +198,8 @@ def check(
         "shuffled": chosen.shuffled and experiment.protocol == CORRECTED,
         "blocks": blocks,
         "baseline": experiment.baseline,
-        "variants": {
-            label: {name: value for name, value in asdict(settings).items() if name in names}
-            for label, settings in variants.items()
-        },
+        "variants": stored,
+        "facts": record_facts(stored),
         **groups,
         "published": {
             label: variant.published
@@ -217,10 +222,14 @@ def check(
         "data": data,
         "provenance": hardware.provenance(),
     }
+    return info, parts
 
 
-def check_resumable(run: StoredRun) -> None:
+def check_resumable(run: StoredRun) -> dict[str, Resolved]:
     """Refuse to resume a run whose new rows would not be comparable with its old ones.
+
+    Returns:
+        The parts by label, of the variants that can run here.
 
     Raises:
         ValueError: it came from another machine or version, a part of it is not known here, or
@@ -233,7 +242,8 @@ def check_resumable(run: StoredRun) -> None:
             f"start one here: labkit run {info['experiment']}"
         )
     variants = {label: read_settings(values) for label, values in info["variants"].items()}
-    simulates = any(traits(vars(settings)).emulated for settings in variants.values())
+    facts = [facts_of(info, label) for label in variants]
+    simulates = any(its.is_simulated for its in facts)
     if simulates and info.get("schema", 0) < 3:
         raise ValueError(
             "run must have a simulated GPU that this version knows, got one whose host sleeps "
@@ -241,16 +251,16 @@ def check_resumable(run: StoredRun) -> None:
         )
     pick(MODES, info["mode"], "mode")
     pick(KINDS, info.get("kind", EPOCHS), "kind")
-    for settings in variants.values():
+    parts = {}
+    for label, settings in variants.items():
         with suppress(Skip):  # its row says why
-            resolve(complete_here(settings))
+            parts[label] = resolve(complete_here(settings))
     data = _describe_data(variants[info["baseline"]])
     if any(info["data"].get(name, value) != value for name, value in data.items()):
         raise ValueError(
             f"data must be what the run began with ({info['data']}), got {data}; start a new run"
         )
-    devices = [traits(vars(settings)) for settings in variants.values()]
-    on_gpu = not all(device.on_cpu or device.emulated for device in devices)
+    on_gpu = not all(its.is_on_cpu or its.is_simulated for its in facts)
 
     def where(provenance: Mapping[str, Any]) -> tuple:
         return provenance.get("machine_id"), on_gpu and (provenance.get("gpu") or {}).get("name")
@@ -261,18 +271,19 @@ def check_resumable(run: StoredRun) -> None:
             f"run must be resumed on the machine and the GPU it began on "
             f"({hardware.describe(began_on)}), got {hardware.describe(here)}; start a new run"
         )
+    return parts
 
 
 def _describe_data(settings: Settings) -> dict[str, Any]:
     open_reader.cache_clear()  # a notebook lives long, and its data may change
-    reader = open_original(settings)
+    reader = open_data(settings)
     return {
         "folder": settings.data,
         "images": len(reader),
         "bytes": int(reader.image_bytes.sum()),
         "boxes": reader.boxes,
         "kind": read_manifest(reader.root).get("kind", "the user's own images"),
-        "manifest_hash": reader.manifest_hash,
+        "manifest_hash": reader.data_hash if reader.has_manifest else "unknown",
     }
 
 
@@ -294,9 +305,7 @@ def _check_together(running: Mapping[str, Resolved], available: int) -> None:
         running: label -> parts; a variant that cannot run here must not limit the others.
         available: images there are.
     """
-    real = [
-        label for label, parts in running.items() if not parts.storage.label.startswith("modelled")
-    ]
+    real = [label for label, parts in running.items() if parts.storage.stand_in != "modelled"]
     if 0 < len(real) < len(running):
         raise ValueError(
             f"storage must be modelled for all variants or for none, got {', '.join(real)} on "
@@ -304,7 +313,7 @@ def _check_together(running: Mapping[str, Resolved], available: int) -> None:
         )
     settings = [parts.settings for parts in running.values()]
     for chosen in settings:
-        pipeline.choose_images(original(chosen))  # not packed or copied yet
+        pipeline.choose_images(chosen, available)
     sizes = sorted({chosen.batch_size * chosen.ranks for chosen in settings})
     wanted = min((chosen.images or available for chosen in settings), default=available)
     if math.lcm(*sizes) > wanted:

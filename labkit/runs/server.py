@@ -156,16 +156,17 @@ def _load_for_all(arguments: dict) -> None:
     The data (118,287 annotations take 5 s), and what torch imports for the first optimizer that a
     process makes (2 s).
     """
-    from labkit.resolve import open_source, traits
+    from labkit.resolve import resolve
     from labkit.runs import operation_trials
 
     try:
-        settings = traits(vars(arguments["settings"]))
-        if not settings.emulated and "computing" not in settings.leaves_out:
-            importlib.import_module("torch._dynamo")
-        open_source(arguments["settings"])
         if "task" in arguments:
             operation_trials.load(arguments["settings"], arguments["task"])
+            return
+        parts = resolve(arguments["settings"])
+        if not (parts.device.is_simulated or parts.step.trains_nothing):
+            importlib.import_module("torch._dynamo")
+        _ = parts.reader  # opened once, for all jobs
     except Exception:  # the job meets it again and reports it
         return
 

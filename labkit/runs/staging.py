@@ -30,7 +30,7 @@ from labkit.files import bar, is_private, whole
 from labkit.machine import media
 from labkit.machine.media import Medium, describe_medium
 from labkit.parts.storage import Storage, locate
-from labkit.resolve import locate_data, open_original, open_reader, open_source, stored_folder
+from labkit.resolve import Resolved, open_data, open_reader, resolve
 from labkit.settings import Settings
 
 CHECK_S = 1.0
@@ -204,21 +204,21 @@ def _remove_copy(copy: Path) -> None:
 
 @contextlib.contextmanager
 def staged(
-    settings: Settings,
+    parts: Resolved,
     *,
     say: Callable[[str], None],
     cancel: threading.Event | None = None,
     progress: bool = False,
-    others: Iterable[Settings] = (),
+    others: Iterable[Resolved] = (),
 ) -> Iterator[dict[str, Any]]:
     """Have the data where settings say, for as long as the context lasts.
 
     Args:
-        settings: complete; data, packing and storage count; a pack must have been made.
+        parts: from `resolve`; a pack must have been made.
         say: takes one line for the user.
         cancel: set by another thread to stop.
         progress: show a bar where copying takes long.
-        others: other settings whose data will be put on the same storage, to make room for.
+        others: other variants whose data will be put on the same storage, to make room for.
 
     Yields:
         What `run.json` records of the medium: label, filesystem, device, rotational,
@@ -230,11 +230,12 @@ def staged(
         ValueError: a file of the data cannot be read.
         Cancelled: `cancel` was set.
     """
-    reader = open_reader(settings.packing, stored_folder(settings))
+    storage = parts.storage
+    reader, *other_readers = (
+        open_reader(each.settings.packing, each.folder) for each in (parts, *others)
+    )
     with contextlib.ExitStack() as kept:
-        other_readers = [open_reader(other.packing, stored_folder(other)) for other in others]
-        kept.enter_context(locate_data(settings).put_up(reader, other_readers, say))
-        storage = locate_data(settings)  # again: now that it is up, its label is known
+        kept.enter_context(storage.put_up(reader, other_readers, say))
         start_s, copied_bytes, copied_s = time.perf_counter(), None, None
         if storage.copy is not None:
             with contextlib.ExitStack() as copying:
@@ -260,7 +261,7 @@ def why_not_throttled(settings: Settings) -> str:
     Returns:
         What stands in the way; empty where nothing does.
     """
-    reader = open_original(settings)
+    reader = open_data(settings)
     try:
         with locate("throttled", reader.root).put_up(reader, (), lambda line: None):
             return ""
@@ -303,9 +304,10 @@ def check_rates(
     Raises:
         Skip: it cannot be measured.
     """
-    reader = open_source(settings)
+    parts = resolve(settings)
+    reader = parts.reader
     # The first ones: images that are not neighbours cannot be read in sequence.
     ids = [i for i in range(min(len(reader), CHECK_IMAGES)) if i not in excluded]
     readers = max(1, settings.num_workers)
-    rates = locate_data(settings).measure(reader, ids, readers, settings.start_method, seconds)
+    rates = parts.storage.measure(reader, ids, readers, settings.start_method, seconds)
     return [rate.facts() for rate in rates]

@@ -31,8 +31,10 @@ from typing import Any
 
 from labkit import units
 from labkit.analysis.summary import Summary, summarize
+from labkit.contracts import Facts as PartFacts
 from labkit.contracts import Trial
 from labkit.files import write_whole
+from labkit.resolve import record_facts
 from labkit.settings import AS_PUBLISHED
 
 # Format history of run.json
@@ -53,6 +55,7 @@ INFO_TYPES = {
     **dict.fromkeys(("experiment", "question", "mode", "baseline", "status", "created_utc"), str),
     **dict.fromkeys(("blocks", "order_seed"), int),
     "variants": dict[str, dict[str, Plain]],
+    "facts": dict[str, PartFacts] | None,
     "data": dict[str, Plain],
     "provenance": Facts,
     **dict.fromkeys(("skipped", "failed"), dict[str, str]),
@@ -126,6 +129,10 @@ class StoredRun:
     trials: tuple[Trial, ...]
     set_aside: int = 0
     """Lines of `trials.jsonl` that were only half written, or are no rows."""
+
+    def __post_init__(self) -> None:
+        if self.info.get("facts") is None:  # of an earlier version
+            self.info["facts"] = record_facts(self.info["variants"])
 
     @cached_property
     def summary(self) -> Summary:

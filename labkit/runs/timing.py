@@ -26,8 +26,8 @@ from labkit.parts import training
 from labkit.parts.storage.cache_state import together
 from labkit.parts.training import exchange
 from labkit.parts.training.callbacks import NONE, Callbacks, open_callbacks
-from labkit.pipeline import Pipeline, build, shuffled_images
-from labkit.resolve import label_cache, label_samples
+from labkit.pipeline import Pipeline, build
+from labkit.resolve import label_samples
 from labkit.runs.ranks import Ranks
 from labkit.settings import Settings
 
@@ -295,9 +295,9 @@ def _time_together(
     """
     ranks.meet()
     epoch, batch, ids = time_epoch(pipeline, clock, callbacks)
-    order, of = pipeline.source.order, pipeline.parts.traits
+    order, loader = pipeline.source.order, pipeline.parts.loader
     expected, delivered = len(order), epoch.images
-    if delivered == expected and "loading" not in of.leaves_out:
+    if delivered == expected and not loader.repeats_one_batch:
         delivered -= len({image_id for _, image_id in order}.difference(ids))
     if delivered != expected:
         raise ValueError(
@@ -347,7 +347,7 @@ def _measure(
         "disturbance": disturbed | usage.gpu.disturbance(),
         "labels": {
             "storage": pipeline.parts.storage.label,
-            "cache": label_cache(settings),  # as produced and verified, or prepare() had skipped
+            "cache": settings.cache_label,  # as produced and verified, or prepare() had skipped
             "accelerator": pipeline.device.label,
             **label_samples(settings),
             **training.label(settings),
@@ -425,7 +425,7 @@ def search_on_cuda(settings: Settings) -> dict[str, Any]:
     import torch
 
     pipeline = build(settings, SystemClock())
-    images = len(shuffled_images(settings))
+    images = len(pipeline.source.reader)
 
     def fits(batch_size: int) -> Held | None:
         gc.collect()  # what the last size left behind

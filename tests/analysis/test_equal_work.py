@@ -9,9 +9,16 @@ from dataclasses import replace
 import pytest
 from fakes import MEANS, fake_loss, fake_work
 
-from labkit.analysis.equal_work import unequal_work
+from labkit.analysis import equal_work
+from labkit.resolve import record_facts
 
 INFO = {"baseline": "base", "variants": {"base": {}, "v": {}}}
+
+
+def unequal_work(info, trials):
+    """As a run has it, which records what of the variants' parts counts."""
+    facts = record_facts({trial.variant: trial.settings for trial in trials})
+    return equal_work.unequal_work({**info, "facts": facts}, trials)
 
 
 def unequal(base_loss, loss, **settings):

@@ -12,6 +12,7 @@ from fakes import fake_info, fake_trial, fake_trials
 
 from labkit.analysis.forecast import forecast, noise_of
 from labkit.analysis.statistics import detectable_share
+from labkit.resolve import gather_facts
 from labkit.runs.store import earlier_runs, load_run
 
 VARIANTS = {name: {"epochs": 2, "step": "timed"} for name in ("base", "other", "third")}
@@ -32,6 +33,7 @@ def expect(results, mode="full", blocks=10, variants=VARIANTS, **more):
         blocks=blocks,
         variants=variants,
         baselines=["base"],
+        facts={name: gather_facts(settings) for name, settings in variants.items()},
         **more,
     )
 

@@ -12,6 +12,7 @@ from scipy import stats
 
 from labkit.analysis.statistics import blocks_needed
 from labkit.analysis.summary import summarize
+from labkit.resolve import record_facts
 from labkit.settings import AS_PUBLISHED
 
 
@@ -356,6 +357,7 @@ def test_floors_have_numbers_and_no_verdict_and_do_not_widen_the_others_interval
         for name in floors:
             if name in variants:
                 info["variants"][name]["step"] = "nothing"
+        info["facts"] = record_facts(info["variants"])
         summary = summarize(info, fake_trials(variants, blocks=8))
         rows = {row.variant: row for row in summary.rows}
         assert rows["fast"].verdict == "faster"
@@ -375,6 +377,7 @@ def test_where_the_baseline_loads_nothing_either_its_variants_are_judged():
     for settings in info["variants"].values():
         settings["loader"] = "resident"
     info["variants"]["no step"]["step"] = "nothing"
+    info["facts"] = record_facts(info["variants"])
     rows = summarize(info, fake_trials(times, blocks=8)).rows
     assert [row.verdict for row in rows] == ["baseline", "slower", ""]
 

@@ -16,6 +16,7 @@ from labkit.analysis.validity import (
     valid_trials,
     why_disturbed,
 )
+from labkit.contracts import Facts
 
 MB = 1_000_000
 NOT_COLD = {"resident_share_before": 0.5}  # of a trial that is labelled cold
@@ -86,12 +87,11 @@ def test_nothing_known_is_no_proof_of_cold_and_speaks_against_nothing_else():
 
 def test_a_resident_batch_was_read_beforehand_so_cold_files_stay_where_they_are():
     proof = {"resident": 0.0, "file_bytes": 100 * MB, "device_read_bytes": 0}
-    trial = replace(fake_proved("cold", **proof), settings={"loader": "resident"})
-    assert cache_violation(trial) == ""
-    assert cache_violation(replace(trial, settings={"loader": "torch"})).startswith(
-        "not cold: only"
-    )
-    assert cache_violation(replace(trial, cache_proof=NOT_COLD)).startswith("not cold: 50.0 %")
+    trial, resident = fake_proved("cold", **proof), Facts(repeats_one_batch=True)
+    assert cache_violation(trial, resident) == ""
+    assert cache_violation(trial).startswith("not cold: only")
+    not_cold = replace(trial, cache_proof=NOT_COLD)
+    assert cache_violation(not_cold, resident).startswith("not cold: 50.0 %")
 
 
 @pytest.mark.parametrize(

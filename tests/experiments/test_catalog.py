@@ -167,10 +167,11 @@ def test_a_disk_that_cannot_be_throttled_after_all_is_modelled_and_says_why(
     chosen = experiment("storage", protocol=AS_PUBLISHED, num_workers=3, data=str(photos))
     assert chosen.settings["hdd"].storage == "throttled"
     chosen = choose(chosen, ["hdd", "ssd"])  # a variant that is left out does not come back
-    info = runner.check(chosen, "quick", None)
+    info, _ = runner.check(chosen, "quick", None)
     used = {label: settings["storage"] for label, settings in info["variants"].items()}
     assert used == {"hdd": "modelled_hdd", "ssd": "modelled_ssd"}
     assert info["variants"]["hdd"]["num_workers"] == 3
+    assert set(info["facts"]) == set(info["variants"])
     assert info["protocol"] == AS_PUBLISHED
     assert [note for note in info["notes"] if "stands in" in note] == []
     assert any(f"none can be throttled here ({why_not})" in note for note in info["notes"])

@@ -77,13 +77,12 @@ def test_a_size_that_any_library_has_no_memory_for_does_not_fit(monkeypatch, err
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: of_gpu)
     built = Pipeline(
         parts=replace(resolve(BASE), settings=BASE),
-        source=None,
+        source=SimpleNamespace(reader=range(100)),
         loader=None,
         device=None,
         step=None,
     )
     monkeypatch.setattr(timing, "build", lambda settings, clock: built)
-    monkeypatch.setattr(timing, "shuffled_images", lambda settings: range(100))
     monkeypatch.setattr(timing, "warm_up", refuse)
     if not is_memory:
         with pytest.raises(RuntimeError, match="illegal memory access"):

@@ -106,13 +106,15 @@ def read_first_batch(photos, **changes):
 
 def list_parts():
     """What is looked at -> the settings that choose it."""
-    from labkit.parts.decoding import SCALED
-    from labkit.parts.loading import OUTSIDE
+    from labkit.parts.decoding import Decoder
+    from labkit.parts.loading import Loader
+    from labkit.resolve import find_part
 
     parts = {f"preprocessor {name}": {"preprocessor": name} for name in lab.PREPROCESSORS}
     parts |= {f"decoder {name}": {"decoder": name} for name in lab.DECODERS}
-    for name in SCALED:  # whose images no longer fit their boxes
-        parts[f"decoder {name}"] |= {"preprocessor": "classification"}
+    for name in lab.DECODERS:
+        if find_part(Decoder, name).scaled:  # whose images no longer fit their boxes
+            parts[f"decoder {name}"] |= {"preprocessor": "classification"}
     parts |= {f"packing {name}": {"packing": name} for name in lab.PACKINGS}
     parts |= {
         f"stored {kind}": {"packing": "raw", "stored": kind}
@@ -120,7 +122,7 @@ def list_parts():
     }
     for name in lab.LOADERS:
         parts[f"loader {name}"] = {"loader": name}
-        if name in OUTSIDE:
+        if find_part(Loader, name).is_outside:
             parts[f"loader {name}"] |= {"preprocessor": "classification"}
         if name.startswith("tf_data_tfrecord"):
             parts[f"loader {name}"] |= {"packing": "tfrecord"}

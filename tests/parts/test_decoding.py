@@ -20,7 +20,8 @@ from PIL import Image
 
 from labkit import contracts
 from labkit.contracts import Skip
-from labkit.parts.decoding import DECODERS, SCALED
+from labkit.parts.decoding import DECODERS, Decoder
+from labkit.resolve import find_part
 
 # These repair damage and read CMYK; others may refuse both.
 TOLERANT = ("opencv", "pillow", "simplejpeg", "simplejpeg_scaled", "torchvision")
@@ -178,7 +179,7 @@ def test_damaged_headers_are_refused_or_read_but_never_hang(noise, length):
 # --- scaled -----------------------------------------------------------------------------------
 
 
-@pytest.fixture(params=sorted(SCALED))
+@pytest.fixture(params=[name for name in DECODERS if find_part(Decoder, name).scaled])
 def decode_scaled(request):
     return DECODERS[request.param]
 

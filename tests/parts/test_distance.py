@@ -21,7 +21,7 @@ from labkit.parts.storage import distance
 from labkit.parts.storage.disks import MAX_ERROR_SHARE
 from labkit.parts.storage.distance import at_distance, fetch
 from labkit.pipeline import open_loader
-from labkit.resolve import open_reader, open_source, resolve
+from labkit.resolve import complete_here, open_data, open_reader, resolve
 from labkit.runs.staging import check_rates, staged
 
 # --- the server -----------------------------------------------------------------------------
@@ -126,7 +126,7 @@ def settings_for(data, **changes):
 
 
 def stage(settings):
-    return staged(settings, say=lambda line: None)
+    return staged(resolve(complete_here(settings)), say=lambda line: None)
 
 
 def batches(settings):
@@ -191,9 +191,9 @@ def test_the_proof_of_a_row_says_that_there_is_no_page_cache(photos, var):
 
 def test_data_at_a_distance_is_copied_by_its_server_and_the_copy_goes(photos, var):
     settings = settings_for(photos, storage=f"{FAR}_staged", cache="warm")
-    near = open_source(replace(settings, storage="here"))
+    near = open_data(settings)
     with stage(settings) as facts:
-        reader = open_source(settings)
+        reader = resolve(settings).reader
         assert reader.root.is_relative_to(var)
         for i in range(len(near)):
             assert reader.read(i)[0] == near.read(i)[0]
@@ -208,9 +208,11 @@ def test_data_at_a_distance_is_copied_by_its_server_and_the_copy_goes(photos, va
 STAGED_THEN_KILLED = """
 import os, pathlib, sys, labkit as lab
 from labkit.parts.storage import distance
+from labkit.resolve import complete_here, resolve
 from labkit.runs.staging import staged
 distance.COPIES = pathlib.Path(sys.argv[2])
-with staged(lab.Settings(data=sys.argv[1], storage="far_0ms_8000mbit_staged"), say=print):
+settings = lab.Settings(data=sys.argv[1], storage="far_0ms_8000mbit_staged")
+with staged(resolve(complete_here(settings)), say=print):
     print(os.environ["LABKIT_HELPERS"], flush=True)
     os.kill(os.getpid(), 9)
 """

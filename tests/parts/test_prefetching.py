@@ -8,7 +8,8 @@ import torch
 
 from labkit.contracts import Skip
 from labkit.parts.devices import EmulatedDevice
-from labkit.parts.prefetching import FINISHING, PREFETCHERS
+from labkit.parts.prefetching import PREFETCHERS, Prefetcher
+from labkit.resolve import find_part
 from tests.fake_clock import FakeClock
 from tests.parts.test_devices import PROFILE
 
@@ -111,7 +112,7 @@ def test_the_documents_prefetcher_finishes_each_batch_where_it_was_copied():
         done.append(f"finish {int(batch['sample_id'])}")
         return {**batch, "image": None}
 
-    (name,) = FINISHING
+    (name,) = (name for name in PREFETCHERS if find_part(Prefetcher, name).finishes)
     for batch in PREFETCHERS[name](batches(2), Device(), pinned=True, finish=finish):
         assert "image" in batch
         done.append(f"step {int(batch['sample_id'])}")

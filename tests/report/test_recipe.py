@@ -27,8 +27,9 @@ import labkit as lab
 from data_scripts.pack_dataset import main as pack_dataset
 from labkit import contracts, pipeline, resolve
 from labkit.contracts import SleepingClock
-from labkit.parts.loading import OUTSIDE
-from labkit.parts.prefetching import FINISHING
+from labkit.parts.loading import Loader
+from labkit.parts.packing.remote import place
+from labkit.parts.prefetching import Prefetcher
 from labkit.parts.preprocessing import PREPROCESSORS
 from labkit.report.run import Run
 from labkit.settings import AS_PUBLISHED, CORRECTED
@@ -58,6 +59,8 @@ def recipe_of(**changes):
 
 
 TABLES = resolve.TABLES
+OUTSIDE = [name for name in TABLES["loader"] if resolve.find_part(Loader, name).is_outside]
+FINISHING = [name for name in TABLES["prefetcher"] if resolve.find_part(Prefetcher, name).finishes]
 CASES = [
     *({"preprocessor": name, "images": 16} for name in TABLES["preprocessor"]),
     *({"decoder": name} for name in TABLES["decoder"] if not why_missing(name)),
@@ -149,7 +152,7 @@ def test_a_recipe_delivers_the_batches_of_its_variant(changes, packed):
     settings = completed(**{**FEW, "data": str(packed), **changes})
     data = {"boxes": "coco", "manifest_hash": "abc"}
     text = make_run({"it": 1.0}, variants={"it": asdict(settings)}, data=data).recipe()
-    if not resolve.is_original(settings):
+    if resolve.stored_folder(settings) != place(settings.data):
         settings = replace(settings, data=str(pack(packed, settings)))
     assert len(text.splitlines()) <= MAX_LINES
     epochs = list(zip(recipe_batches(text), variant_batches(settings), strict=True))

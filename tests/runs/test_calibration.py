@@ -18,6 +18,7 @@ from labkit.machine import hardware
 from labkit.parts.devices import EmulatedDevice
 from labkit.parts.prefetching import PREFETCHERS
 from labkit.parts.training import Step
+from labkit.resolve import gather_facts
 from labkit.runs import calibration
 from labkit.runs.calibration import FILE, calibrate_run, device_of, time_arrivals
 from labkit.settings import MODES, Settings
@@ -94,6 +95,7 @@ class FakeRun:
     def __init__(self, variants, *, loading, training, images=10_000):
         self.remaining = self.variants = variants
         self.baseline = next(iter(variants.values()))
+        self.baseline_facts = gather_facts(vars(self.baseline))
         self.mode, self.images_looked_at = MODES["quick"], images
         self.info = {"data": {"images": images}, "excluded": []}
         self.progress = SimpleNamespace(say=lambda line: None)

@@ -54,10 +54,10 @@ def test_the_steps_of_the_textbook_do_the_same_work_and_other_crops_do_not(photo
     part = PREPROCESSORS["classification_crop"]
 
     def of_another_epoch(sample, input_px):
-        return part.per_sample(replace(sample, epoch=9), input_px)
+        return part(replace(sample, epoch=9), input_px)
 
     monkeypatch.setitem(
-        PREPROCESSORS, "classification_crop", replace(part, per_sample=of_another_epoch)
+        PREPROCESSORS, "classification_crop", replace(part, function=of_another_epoch)
     )
     status, reason = checks.compare_work(variants, "textbook")["with OpenCV"]
     assert status == "failed"

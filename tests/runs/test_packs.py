@@ -14,7 +14,7 @@ from data_scripts.pack_dataset import main
 from labkit.contracts import Cancelled, Skip
 from labkit.parts.packing import PACKINGS
 from labkit.parts.preprocessing import Preprocessor
-from labkit.resolve import open_source, stored_folder
+from labkit.resolve import complete_here, resolve, stored_folder
 from labkit.runs import packs
 from labkit.runs.packs import ensure_pack
 from labkit.settings import Settings
@@ -180,7 +180,8 @@ def test_the_script_packs_and_says_how_to_read_it(
     shown = capsys.readouterr().out
     assert re.search(rf": 24 images, .*B as {packing}\nit took \S+ m?s with .* and 1 job: ", shown)
     words = re.search(r"Settings\((.*)\)", shown)[1]
-    reader = open_source(eval(f"Settings({words})", {"Settings": Settings}))
+    settings = eval(f"Settings({words})", {"Settings": Settings})
+    reader = resolve(complete_here(settings)).reader
     assert (reader.stored, len(reader)) == (stored, 24)
     assert main([*how, "--verify"]) == 0
     assert "is whole: 24 images" in capsys.readouterr().out

@@ -24,7 +24,7 @@ from labkit.machine.page_cache import can_evict
 from labkit.parts.packing.folder import open_folder
 from labkit.parts.storage import STORAGES, slow_disk
 from labkit.parts.storage.distance import FORM
-from labkit.resolve import locate_data, open_reader, open_source
+from labkit.resolve import complete_here, open_reader, resolve
 from labkit.runs.packs import ensure_pack
 from labkit.runs.staging import staged
 from labkit.settings import Settings
@@ -55,9 +55,14 @@ def settings_for(data, storage):
     return Settings(data=str(data), storage=storage, num_workers=1)
 
 
+def place(settings):
+    """The parts and folders that settings name."""
+    return resolve(complete_here(settings))
+
+
 def stage(settings, said=None):
     """Have the data staged; `said` takes the lines for the user."""
-    return staged(settings, say=(said if said is not None else []).append)
+    return staged(place(settings), say=(said if said is not None else []).append)
 
 
 def data_bytes(data):
@@ -93,7 +98,7 @@ def test_here_nothing_is_copied_and_the_medium_is_described(lab, data):
         assert (facts["copied_bytes"], facts["copied_s"]) == (None, None)
         assert facts["cold_reads_per_s"] is None
         assert facts["filesystem"] == describe_medium(data).filesystem
-        assert locate_data(settings_for(data, "here")).directory == data
+        assert place(settings_for(data, "here")).storage.directory == data
     assert said == []
     assert tree(data) == before
 
@@ -127,8 +132,8 @@ def test_a_copy_is_whole_and_is_made_once(layout, lab, photos, tmp_path, memory)
     settings = settings_for(data, str(memory))
     with stage(settings) as facts:
         assert facts["copied_bytes"] > 0
-        assert open_source(settings).root.is_relative_to(memory)
-        assert_same_data(data, open_source(settings).root)
+        assert place(settings).reader.root.is_relative_to(memory)
+        assert_same_data(data, place(settings).reader.root)
     before = tree(memory)
     with stage(settings) as again:
         assert again["copied_bytes"] == 0
@@ -145,7 +150,7 @@ def test_what_changes_in_the_data_changes_in_the_copy_and_the_rest_stays(lab, pl
     shutil.copy2(plain / "b.jpg", plain / "a/b/c/d.jpg/new.jpg")
     open_reader.cache_clear()
     with stage(settings):
-        assert_same_data(plain, open_source(settings).root)
+        assert_same_data(plain, place(settings).reader.root)
         same = {Path(name).name for name in kept(before, tree(memory))}
     assert len(same) == len(list(plain.rglob("*.[jJ]*"))) - 3  # the folder d.jpg is one of them
     assert same.isdisjoint({"b.jpg", "d.jpg", "new.jpg"})
@@ -155,7 +160,7 @@ def kill_while_staging(settings, cancel=None):
     """Stage in a process that is killed by `cancel`, or else at the end."""
 
     def stage_and_die():
-        with staged(settings, say=str, cancel=cancel):
+        with staged(place(settings), say=str, cancel=cancel):
             signal.raise_signal(signal.SIGKILL)
 
     process = multiprocessing.get_context("fork").Process(target=stage_and_die)
@@ -175,7 +180,7 @@ def test_a_killed_copy_has_only_whole_files_and_goes_on(lab, plain, memory):
     )
     settings = settings_for(plain, str(memory))
     with stage(settings):
-        assert_same_data(plain, open_source(settings).root)
+        assert_same_data(plain, place(settings).reader.root)
     assert list(memory.rglob("*.part")) == []
 
 
@@ -197,7 +202,7 @@ def test_without_room_nothing_is_copied_and_the_numbers_are_told(lab, data):
 
 def test_a_folder_with_somebody_elses_files_is_refused_and_left_alone(lab, plain, memory):
     settings = settings_for(plain, str(memory))
-    copy = locate_data(settings).copy
+    copy = place(settings).storage.copy
     copy.mkdir(parents=True)
     (copy / "thesis.txt").write_text("mine")
     with pytest.raises(Skip, match="must be empty or the lab's own copy, got other files in it"):
@@ -219,17 +224,17 @@ def tmpfs(lab, data, memory, monkeypatch):
 
 
 def test_memory_holds_a_private_copy_for_as_long_as_it_is_needed(tmpfs, data):
-    said, copy = [], locate_data(tmpfs).copy
+    said, copy = [], place(tmpfs).storage.copy
     with stage(tmpfs, said) as facts:
         assert (facts["label"], facts["filesystem"]) == ("real", "tmpfs")
         assert facts["copied_bytes"] == data_bytes(data)
-        assert_same_data(data, open_source(tmpfs).root)
-        assert open_source(tmpfs).root.is_relative_to(copy)
+        assert_same_data(data, place(tmpfs).reader.root)
+        assert place(tmpfs).reader.root.is_relative_to(copy)
         assert copy.stat().st_mode & 0o077 == 0
         # Another run would take it away from this one, or find it gone.
         with pytest.raises(Skip, match="must be used by one run at a time, got another one that"):
             stage(tmpfs).__enter__()
-        assert_same_data(data, open_source(tmpfs).root)
+        assert_same_data(data, place(tmpfs).reader.root)
     assert list(copy.parent.glob(f"{copy.name}*")) == []
     (line,) = said  # not how to remove it: that is done
     size = units.count_bytes(data_bytes(data))
@@ -241,7 +246,7 @@ def test_memory_holds_a_private_copy_for_as_long_as_it_is_needed(tmpfs, data):
 
 @needs_fork
 def test_what_a_killed_run_left_goes_with_the_next_and_nothing_else(tmpfs, data, memory, tmp_path):
-    left, thesis = locate_data(tmpfs).copy, memory / "labkit-thesis"
+    left, thesis = place(tmpfs).storage.copy, memory / "labkit-thesis"
     kill_while_staging(tmpfs)
     assert len(list(left.rglob("*.jpg"))) == 24
     other = settings_for(shutil.copytree(data, tmp_path / "other"), "tmpfs")
@@ -267,7 +272,7 @@ def test_a_run_waits_while_another_removes_what_a_killed_one_left(tmpfs, data, t
     another.start()
     assert removing.wait(PATIENCE_S)
     with stage(tmpfs):
-        assert_same_data(data, open_source(tmpfs).root)
+        assert_same_data(data, place(tmpfs).reader.root)
     another.join()
     assert another.exitcode == 0
 
@@ -284,7 +289,8 @@ def test_two_data_sets_of_a_run_lie_on_one_throttled_disk(lab, data):
     plain, places = settings_for(data, "throttled"), ExitStack()
     with places:
         for settings, other in ((plain, packed), (packed, plain)):
-            places.enter_context(staged(settings, say=lambda line: None, others=[other]))
+            others = [place(other)]
+            places.enter_context(staged(place(settings), say=str, others=others))
         mount = slow_disk.find()
         # In a process that ends, as trials are: a mapped file keeps the disk from going.
         with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as trial:
@@ -295,7 +301,7 @@ def test_two_data_sets_of_a_run_lie_on_one_throttled_disk(lab, data):
 
 
 def _read_third(settings):
-    reader = open_source(settings)
+    reader = place(settings).reader
     return reader.root, bytes(reader.read(3)[0])
 
 
@@ -311,8 +317,8 @@ def test_a_tmpfs_of_ones_own_is_used_and_a_disk_of_that_name_is_not_believed(lab
         write_media("labkit.toml", tmpfs=memory)
         with stage(settings_for(data, "tmpfs")) as facts:
             assert (facts["label"], facts["remark"]) == ("real", "")
-            assert_same_data(data, open_source(settings_for(data, "tmpfs")).root)
-            assert open_source(settings_for(data, "tmpfs")).root.is_relative_to(memory)
+            assert_same_data(data, place(settings_for(data, "tmpfs")).reader.root)
+            assert place(settings_for(data, "tmpfs")).reader.root.is_relative_to(memory)
         assert list(memory.iterdir()) == [memory / "labkit-data"]  # the user's: it stays
 
 
@@ -330,9 +336,9 @@ def test_a_copy_on_a_named_disk_stays_and_is_not_made_twice(lab, photos):
             assert facts["label"] == "real" or facts["remark"].startswith(doubt)
             if can_evict():
                 assert facts["cold_reads_per_s"] > 0
-        copy = locate_data(settings).copy
+        copy = place(settings).storage.copy
         assert copy.is_relative_to(lab / "disk")
-        assert_same_data(data, open_source(settings).root)
+        assert_same_data(data, place(settings).reader.root)
         # A user can type it as it stands, blanks and all.
         assert said[1] == f"the copy stays for other runs; remove it with: rm -r '{copy}'"
         with stage(settings, said) as facts:

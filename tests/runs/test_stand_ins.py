@@ -1,12 +1,14 @@
 """What passed a check is remembered for a day, for the same machine, program and question only."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from labkit.contracts import Skip, utc_now
 from labkit.parts.devices import FREE_LOADER_MIN_AU
 from labkit.parts.storage.disks import MAX_ERROR_SHARE
+from labkit.parts.storage.slow_disk import ThrottledDisk
 from labkit.runs import checks
 from labkit.runs.checks import SELF_CHECKS, check_emulator, check_stand_ins
 from labkit.runs.process import TrialKilled
@@ -58,6 +60,9 @@ class Asked:
     @property
     def variants(self):
         return self.remaining
+
+    def parts(self, label):
+        return SimpleNamespace(storage=ThrottledDisk)
 
     def drop(self, label, status, reason):
         self.dropped[label] = status, reason

@@ -48,6 +48,18 @@ def test_a_run_of_a_newer_labkit_is_one_line_and_hides_no_other(tmp_path, capsys
     assert find_run(tmp_path, "prefetching").info["status"] == "finished"
 
 
+def test_the_facts_of_an_older_run_are_found_when_it_is_read(tmp_path):
+    variants = {"a": {"loader": "resident"}}
+    facts = {"a": {"repeats_one_batch": True}}
+    older = load_run(create_run(tmp_path, {**INFO, "variants": variants}))
+    assert older.info["facts"] == facts
+    newer = create_run(tmp_path, {**INFO, "facts": facts})
+    assert load_run(newer).summary.facts("a").repeats_one_batch
+    wrong = create_run(tmp_path, {**INFO, "facts": {"a": {"repeats_one_batch": "yes"}}})
+    with pytest.raises(ValueError, match=r"run\.json must be what a run writes"):
+        load_run(wrong)
+
+
 def test_a_run_is_found_by_experiment_id_and_folder_else_the_newest_are_listed(tmp_path):
     folder = create_run(tmp_path, INFO)
     for name in ("prefetching", folder.name, folder.name[-4:], str(folder)):

@@ -6,14 +6,17 @@
 
 A loader takes `(source, settings)` and returns an iterable that starts an epoch each time it is
 iterated.  The batches of an epoch and their order depend on the source alone, not on the loader
-or its number of workers; exceptions are listed in `OWN_ORDER`.
+or its number of workers, unless the loader `has_own_order`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
+from labkit.contracts import Chosen, Part
 from labkit.parts.loading.dali import load_with_dali
 from labkit.parts.loading.source import Source
 from labkit.parts.loading.tf_data import load_as_published, load_tfrecords, load_with_tf_data
@@ -26,33 +29,77 @@ from labkit.parts.loading.torch_loader import (
 )
 from labkit.settings import Settings
 
+
+@dataclass(frozen=True)
+class Loader(Part):
+    """What makes a loader: (source, settings) -> an iterable of CPU batches."""
+
+    workers: Literal["", "processes", "threads"] = ""
+    """What `num_workers` counts. Processes hand over batches through shared memory; threads share
+    whatever state a transform keeps."""
+    reads: str = ""
+    """The packing that it reads, decodes and preprocesses by itself; empty: it takes samples."""
+    needs_gpu: bool = False
+    """It decodes and preprocesses on the GPU."""
+    has_own_order: bool = False
+    """It delivers the same images in every epoch, but not in the source's order."""
+    repeats_one_batch: bool = False
+    """Nothing is loaded in the epochs."""
+
+    @property
+    def is_outside(self) -> bool:
+        """Whether it reads, decodes and preprocesses by itself."""
+        return bool(self.reads)
+
+    def why_not(self, chosen: Chosen) -> str:
+        """Refuse work that a loader cannot do by itself; see `Part.why_not`."""
+        settings = chosen.settings
+        if not self.is_outside:
+            return ""
+        who = f"the loader {settings.loader}"
+        if chosen.preprocessor.in_numbers is None:
+            able = ", ".join(chosen.names("preprocessor", lambda each: each.in_numbers))
+            return (
+                f"{who} preprocesses by itself, and can do {able}, not {settings.preprocessor}; "
+                f"choose preprocessor {able}"
+            )
+        if settings.packing != self.reads or settings.stored not in ("jpeg", "resized"):
+            return (
+                f"{who} reads JPEGs by itself from the packing {self.reads}, got "
+                f"{settings.packing} with {settings.stored}; choose packing {self.reads}"
+            )
+        if chosen.storage.needs_our_reader:
+            return (
+                f"{who} reads files by itself, so it cannot wait for {settings.storage}; "
+                "choose a real disk"
+            )
+        if self.needs_gpu and not chosen.device.is_cuda:
+            return (
+                f"{who} decodes and preprocesses on the GPU, got device {settings.device}; choose "
+                f"device cuda, or the loader {settings.loader}_cpu"
+            )
+        return ""
+
+
 LOADERS: dict[str, Callable[[Source, Settings], Iterable]] = {
-    "torch": load_with_torch,
-    "torch_iterable": partial(load_with_torch, make=IterableLoader),
-    "torch_joined_in_loop": partial(load_with_torch, make=LoopJoiningLoader),
-    "threads": load_with_threads,
-    "resident": ResidentLoader,
-    "tf_data": load_with_tf_data,
-    "tf_data_no_prefetch": partial(load_with_tf_data, prefetch=False),
-    "tf_data_serial_map": partial(load_with_tf_data, parallel_map=False),
-    "tf_data_plain": partial(load_with_tf_data, parallel_map=False, prefetch=False),
-    "tf_data_as_published": load_as_published,
-    "tf_data_tfrecord": load_tfrecords,
-    "tf_data_tfrecord_one_by_one": partial(load_tfrecords, parallel_reads=False),
-    "dali": load_with_dali,
-    "dali_cpu": partial(load_with_dali, on_gpu=False),
+    "torch": Loader(load_with_torch, workers="processes"),
+    "torch_iterable": Loader(partial(load_with_torch, make=IterableLoader), workers="processes"),
+    "torch_joined_in_loop": Loader(
+        partial(load_with_torch, make=LoopJoiningLoader), workers="processes"
+    ),
+    "threads": Loader(load_with_threads, workers="threads"),
+    "resident": Loader(ResidentLoader, repeats_one_batch=True),
+    "tf_data": Loader(load_with_tf_data, reads="folder"),
+    "tf_data_no_prefetch": Loader(partial(load_with_tf_data, prefetch=False), reads="folder"),
+    "tf_data_serial_map": Loader(partial(load_with_tf_data, parallel_map=False), reads="folder"),
+    "tf_data_plain": Loader(
+        partial(load_with_tf_data, parallel_map=False, prefetch=False), reads="folder"
+    ),
+    "tf_data_as_published": Loader(load_as_published, reads="folder", has_own_order=True),
+    "tf_data_tfrecord": Loader(load_tfrecords, reads="tfrecord", has_own_order=True),
+    "tf_data_tfrecord_one_by_one": Loader(
+        partial(load_tfrecords, parallel_reads=False), reads="tfrecord", has_own_order=True
+    ),
+    "dali": Loader(load_with_dali, reads="folder", needs_gpu=True),
+    "dali_cpu": Loader(partial(load_with_dali, on_gpu=False), reads="folder"),
 }
-# Their workers are processes, which hand over batches through shared memory.
-WITH_PROCESSES = frozenset({"torch", "torch_iterable", "torch_joined_in_loop"})
-# Their workers are threads, which share whatever state a transform keeps.
-THREADED = frozenset({"threads"})
-# Loaders that read, decode and preprocess by themselves -> the packing that they read.
-OUTSIDE = {
-    name: "tfrecord" if name.startswith("tf_data_tfrecord") else "folder"
-    for name in LOADERS
-    if name.startswith(("tf_data", "dali"))
-}
-# They decode and preprocess on the GPU.
-ON_GPU = frozenset({"dali"})
-# They deliver the same images in every epoch, but not in the source's order.
-OWN_ORDER = frozenset({"tf_data_as_published", "tf_data_tfrecord", "tf_data_tfrecord_one_by_one"})

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from labkit.contracts import Reader
+from labkit.contracts import Chosen, Reader
 from labkit.parts.packing.folder import open_folder, write_folder
 from labkit.parts.packing.formats import HDF5, LMDB, LMDB_NO_READAHEAD, PTH, RAW, TFRECORD
 from labkit.parts.packing.packs import JPEG, PIXELS, RESIZED, SAMPLE, open_pack, write_pack
@@ -31,6 +31,16 @@ class Packing:
     folder; see `packs.write_pack` for the arguments."""
     stores: tuple[str, ...] = (JPEG, RESIZED, PIXELS, SAMPLE)
     """What it can store of an image; see `packs`."""
+
+    def why_not(self, chosen: Chosen) -> str:
+        """Refuse what the packing cannot store; see `contracts.Part.why_not`."""
+        settings = chosen.settings
+        if settings.stored not in self.stores:
+            raise ValueError(
+                f"stored must be {' or '.join(self.stores)} for the packing {settings.packing}, "
+                f"got {settings.stored!r}"
+            )
+        return ""
 
 
 PACKINGS: dict[str, Packing] = {

@@ -9,6 +9,7 @@ The manifest is written last, so a folder that has one is whole.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Collection, Iterable, Mapping
@@ -46,8 +47,8 @@ class FolderReader:
 
     root: Path
     boxes: str
-    manifest_hash: str
-    source_hash: str
+    manifest_sha256: str
+    """In hex; empty where there is no manifest."""
     stored: str
     """jpeg, or resized: scaled down from other data."""
     listing: Listing
@@ -104,7 +105,23 @@ class FolderReader:
     def companions(self) -> tuple[Path, ...]:
         """The boxes' file and the manifest, where there are any."""
         known = [self.annotations] if self.annotations else []
-        return (*known, self.root / MANIFEST) if self.manifest_hash != "unknown" else tuple(known)
+        return (*known, self.root / MANIFEST) if self.has_manifest else tuple(known)
+
+    @property
+    def has_manifest(self) -> bool:
+        """Whether labkit made the folder, with a manifest of every file."""
+        return bool(self.manifest_sha256)
+
+    @property
+    def data_hash(self) -> str:
+        """The manifest's SHA-256; without one, "sizes:" and that of the files' names and sizes."""
+        if self.has_manifest:
+            return self.manifest_sha256
+        lines = (f"{self.name(i)}\0{size}\n" for i, size in enumerate(self.image_bytes.tolist()))
+        digest = hashlib.sha256()
+        for line in lines:
+            digest.update(line.encode(errors="surrogateescape"))
+        return f"sizes:{digest.hexdigest()}"
 
     def read(self, i: int) -> tuple[bytes, Annotation]:
         """Read one file and its boxes; see `labkit.contracts.Reader.read`."""
@@ -132,8 +149,8 @@ class FolderReader:
         """Compare files with the manifest; see `labkit.contracts.Reader.verify`."""
         entries: dict[str, dict] = {}
         compared = []
-        if self.manifest_hash != "unknown":
-            changed = difference(self.root / MANIFEST, {"sha256": self.manifest_hash})
+        if self.has_manifest:
+            changed = difference(self.root / MANIFEST, {"sha256": self.manifest_sha256})
             if changed:  # then its entries for the files cannot be used
                 return [changed]
             manifest = read_manifest(self.root)
@@ -172,7 +189,7 @@ def open_folder(path: Path | str) -> FolderReader:
     if not root.is_dir():
         raise FileNotFoundError(f"data must be an existing folder, got {str(path)!r}; {LAYOUTS}")
     manifest = read_manifest(root)
-    manifest_hash = sha256((root / MANIFEST).read_bytes()) if manifest else "unknown"
+    manifest_sha256 = sha256((root / MANIFEST).read_bytes()) if manifest else ""
     if "packing" in manifest:
         raise ValueError(
             f"packing must be {manifest['packing']!r} for {str(path)!r}, which is packed so, "
@@ -192,7 +209,7 @@ def open_folder(path: Path | str) -> FolderReader:
         annotations, images = found
         present = set(_find_jpegs(images))
         # A whole folder of ours keeps what is missing on disk, for `read` and `verify` to name.
-        names, boxes = read_coco(annotations, present if manifest_hash == "unknown" else None)
+        names, boxes = read_coco(annotations, None if manifest else present)
         prefix = "" if images == root else images.relative_to(root).as_posix() + "/"
         names = [prefix + name for name in names]
     if not names:
@@ -201,8 +218,7 @@ def open_folder(path: Path | str) -> FolderReader:
     return FolderReader(
         root=root,
         boxes="coco" if found else "synthesized",
-        manifest_hash=manifest_hash,
-        source_hash=manifest.get("source_hash", manifest_hash),
+        manifest_sha256=manifest_sha256,
         stored=manifest.get("stored", "jpeg"),
         listing=Listing.of_names(names, **boxes),
         annotations=annotations,

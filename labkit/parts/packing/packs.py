@@ -173,13 +173,13 @@ class PackReader:
     """
 
     def __init__(
-        self, format: Format, root: Path, manifest: Mapping, manifest_hash: str, index: Index
+        self, format: Format, root: Path, manifest: Mapping, data_hash: str, index: Index
     ) -> None:
-        self.format, self.root, self.manifest_hash = format, root, manifest_hash
+        self.format, self.root, self.data_hash = format, root, data_hash
+        self.has_manifest = True
         self.index, self.image_bytes = index, index.record_bytes
         self.stored = str(manifest["stored"])
         self.boxes = str(manifest["boxes"])
-        self.source_hash = str(manifest["source_hash"])
         self.paths = tuple(root / name for name in manifest["files"] if name != INDEX)
         self.companions = (root / INDEX, root / MANIFEST)
         self._opened: tuple[AbstractContextManager, Read] | None = None
@@ -235,7 +235,7 @@ class PackReader:
 
     def verify(self, indices: Iterable[int]) -> list[str]:
         """Compare records with their checksums; see `labkit.contracts.Reader.verify`."""
-        if changed := difference(self.root / MANIFEST, {"sha256": self.manifest_hash}):
+        if changed := difference(self.root / MANIFEST, {"sha256": self.data_hash}):
             return [changed]
         found = []
         for i in indices:

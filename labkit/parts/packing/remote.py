@@ -39,10 +39,8 @@ def place(data: str) -> Path:
     return cache / "labkit" / f"{names[-1]}-{digest}"
 
 
-def local_folder(
-    data: str, *, cancel: threading.Event | None = None, progress: bool = True
-) -> Path:
-    """Return the folder that holds the data; copy data at a URL there first, once.
+def download(data: str, *, cancel: threading.Event | None = None, progress: bool = True) -> Path:
+    """Copy data at a URL to its folder on this machine, once, and return the folder that holds it.
 
     What a stopped call has copied is kept, file by file. To copy data that has changed, remove the
     folder.

@@ -1,6 +1,6 @@
 """Preprocessing: from a decoded image and its boxes to the arrays a training step takes.
 
-    Sample -> per_sample (loader worker) -> collate -> transfer -> on_device -> step
+    Sample -> preprocessor (loader worker) -> collate -> transfer -> on_device -> step
 
 All detector preprocessors deliver the same batch; they differ in how and where it is made. The
 loader's collate stacks the arrays along a new first axis; arrays whose name ends in `_ragged` are
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from labkit.contracts import BATCHES, Annotation, ResizeAndNormalize, Sample, bytes_of
+from labkit.contracts import BATCHES, Annotation, Part, ResizeAndNormalize, Sample, bytes_of
 from labkit.parts.preprocessing.classification import (
     IN_NUMBERS,
     classification,
@@ -43,11 +43,13 @@ TYPICAL_SIZE_PX = (480, 640)  # height and width of most COCO images
 
 
 @dataclass(frozen=True)
-class Preprocessor:
-    """How a sample becomes an entry of a batch."""
+class Preprocessor(Part):
+    """How a sample becomes an entry of a batch.
 
-    per_sample: Callable[[Sample, int], dict[str, np.ndarray]]
-    """(sample, input_px) -> arrays without the batch axis; runs in the loader worker."""
+    The function takes (sample, input_px) and returns arrays without the batch axis; it runs in the
+    loader worker.
+    """
+
     on_device: Callable[[dict[str, torch.Tensor], int], dict[str, torch.Tensor]] | None = None
     """(batch, input_px) -> the finished batch, after the transfer; None: it is finished already."""
     batch: str = "detector"
@@ -115,7 +117,7 @@ def typical_arrays(preprocessor: Preprocessor, input_px: int) -> dict[str, np.nd
         epoch=0,
         seed=0,
     )
-    return preprocessor.per_sample(sample, input_px)
+    return preprocessor(sample, input_px)
 
 
 def device_bytes(preprocessor: Preprocessor, batch_size: int, input_px: int) -> int:

@@ -7,17 +7,20 @@
 a disk would; `far_*` fetches every image from a server. A label is a claim: labkit.toml can call
 any folder a hard disk, so the run probes it (`labkit.runs.staging`).
 
-A new storage is a line in `STORAGES`; one that waits is also a class, as in `modelled`.
+A new storage is a line in `STORAGES`, a function of the data's folder; one that waits is also a
+class, as in `modelled`.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from labkit.contracts import Part
 from labkit.machine import media
 from labkit.parts.storage import distance, slow_disk
 from labkit.parts.storage.disks import HARD_DISK, MEMORY, NVME_SSD, SATA_SSD
@@ -25,8 +28,14 @@ from labkit.parts.storage.folder import Storage, here, in_folder, in_memory, on_
 from labkit.parts.storage.modelled import on_modelled
 from labkit.settings import pick
 
-# Settings whose files are never anywhere but in memory.
-IN_MEMORY = ("tmpfs", "modelled_memory")
+
+@dataclass(frozen=True)
+class StoragePart(Part):
+    """What says where the data is on a storage: the data's folder -> `Storage`."""
+
+    stays_in_memory: bool = False
+    """The files are never anywhere but in memory."""
+
 
 # Setting -> what says where the data is there.
 STORAGES: dict[str, Callable[[Path], Storage]] = {
@@ -34,12 +43,14 @@ STORAGES: dict[str, Callable[[Path], Storage]] = {
     "hdd": partial(on_medium, "hdd"),
     "ssd": on_ssd,
     "nvme": partial(on_medium, "nvme"),
-    "tmpfs": in_memory,
+    "tmpfs": StoragePart(in_memory, stays_in_memory=True),
     "throttled": slow_disk.on_throttled,
     "modelled_hdd": partial(on_modelled, HARD_DISK, "modelled_hdd"),
     "modelled_ssd": partial(on_modelled, SATA_SSD, "modelled_ssd"),
     "modelled_nvme": partial(on_modelled, NVME_SSD, "modelled_nvme"),
-    "modelled_memory": partial(on_modelled, MEMORY, "modelled_memory"),
+    "modelled_memory": StoragePart(
+        partial(on_modelled, MEMORY, "modelled_memory"), stays_in_memory=True
+    ),
 }
 
 

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from labkit import units
-from labkit.contracts import Skip
+from labkit.contracts import CACHED_WITHIN, COLD_MAX_SHARE, WARM_MIN_SHARE, Skip
 from labkit.machine import page_cache
 from labkit.machine.media import describe_medium
 from labkit.machine.page_cache import Extent
@@ -33,9 +33,6 @@ from labkit.settings import pick
 TRIES = 3
 SAMPLES = 3  # files of a filesystem; another program may have one mapped
 RETRY_PAUSE_S = 0.1  # pages under write-back or read-ahead are free again after milliseconds
-COLD_MAX_SHARE = 0.02
-WARM_MIN_SHARE = 0.98
-CACHED_WITHIN = 0.05  # neighbours in a pack share pages, and a few images make no exact share
 CHUNK_BYTES = 1 << 20
 
 # Filesystems whose cache fadvise does not reach -> why not.

@@ -29,7 +29,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from labkit.contracts import Annotation, Reader, Skip
+from labkit.contracts import Annotation, Chosen, Reader, Skip
 from labkit.machine.helper import Helper
 from labkit.machine.late_server import FILES, PROGRAM, SOON, SOON_S, ZEROS
 from labkit.parts.storage import cache_state
@@ -55,6 +55,7 @@ class Distance(Storage):
     """One round trip."""
     bytes_per_s: float
     """The link's bandwidth, shared by all connections."""
+    stand_in: ClassVar[str] = "distance"
     copied_at_once: ClassVar[int] = 8
 
     @property
@@ -145,6 +146,23 @@ class RemoteStorage(Distance):
 
     is_remote: ClassVar[bool] = True
     needs_our_reader: ClassVar[bool] = True
+
+    def why_not(self, chosen: Chosen) -> str:
+        """Refuse what cannot be where every image comes over a network; see `Storage.why_not`."""
+        settings = chosen.settings
+        if settings.cache_state != "as found":
+            return (
+                "cache must be 'as found' for images that come over a network, got "
+                f"{settings.cache_label!r}: none of them is in this machine's page cache, so no "
+                "state of it can be produced; set cache='as found' and leave cached unset, or set "
+                "a storage to copy them to"
+            )
+        if settings.packing != "folder":
+            return (
+                "packing must be 'folder' for images that come over a network one by one, got "
+                f"{settings.packing!r}; set a storage to copy the pack to"
+            )
+        return ""
 
     def open(self, reader: Reader, start_method: str) -> Reader:
         """Return a reader that asks the server; see `Storage.open`.

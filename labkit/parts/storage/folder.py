@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from labkit.contracts import Reader, Skip
+from labkit.contracts import Chosen, Reader, Skip
 from labkit.machine import media, shared_memory
 from labkit.parts.storage import cache_state
 from labkit.parts.storage.disks import Rate
@@ -56,6 +56,8 @@ class Storage:
     """The folder that our copy of the data fills; None: nothing is copied."""
     temporary: bool = False
     """Whether the copy is removed when the run ends."""
+    stand_in: ClassVar[str] = ""
+    """What stands in for the hardware: "throttled", "modelled" or "distance"; empty: nothing."""
     needs_our_reader: ClassVar[bool] = False
     """Whether only `open`'s reader waits as the storage would: a library that opens the files by
     itself would not."""
@@ -63,6 +65,10 @@ class Storage:
     """Whether every image comes over a network, so that no page cache here holds it."""
     copied_at_once: ClassVar[int] = 1
     """Files that are copied at the same time."""
+
+    def why_not(self, chosen: Chosen) -> str:
+        """Return why the data cannot be read from here; see `contracts.Part.why_not`."""
+        return ""
 
     @contextlib.contextmanager
     def put_up(
@@ -184,7 +190,9 @@ def in_folder(name: str, data: Path, folder: Path) -> Storage:
             f"{name} must be an existing directory, got {folder}; "
             "create it, mount the disk or correct labkit.toml"
         )
-    if data.exists() and folder.stat().st_dev == data.stat().st_dev:
+    # A pack that is still to be made will lie on the file system of the folders above it.
+    there = next(path for path in (data.absolute(), *data.absolute().parents) if path.exists())
+    if folder.stat().st_dev == there.stat().st_dev:
         return Storage(name=name, directory=data)
     if folder.resolve().is_relative_to(data.resolve()):
         raise Skip(

@@ -53,6 +53,7 @@ class ModelledDisk(Storage):
     """Read the data where it lies, and wait as a disk would."""
 
     disk: Disk
+    stand_in: ClassVar[str] = "modelled"
     needs_our_reader: ClassVar[bool] = True
 
     def open(self, reader: Reader, start_method: str) -> ModelledReader:

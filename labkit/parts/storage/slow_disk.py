@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 from labkit import units
 from labkit.contracts import Reader, Skip
@@ -87,6 +87,8 @@ _held: int | None = None  # the open lock of this process's disk
 @dataclass(frozen=True, kw_only=True)
 class ThrottledDisk(Storage):
     """Read a copy on the throttled disk, which the run puts up."""
+
+    stand_in: ClassVar[str] = "throttled"
 
     @contextlib.contextmanager
     def put_up(

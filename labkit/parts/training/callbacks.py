@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from labkit.contracts import Device
+from labkit.contracts import Chosen, Device, Part
 from labkit.parts.training.checkpoint import SAVERS, checkpoint_folder
 from labkit.parts.training.reporting import PROGRESS, Reports
 from labkit.parts.training.step import Step
@@ -218,7 +218,21 @@ def count_at_once(logits: torch.Tensor, labels: torch.Tensor, totals: Totals) ->
     totals.confusion.view(-1).index_add_(0, cell, torch.ones_like(cell))
 
 
-# (logits, labels, totals) -> None
+class Metrics(Part):
+    """How accuracy and confusion matrix are kept: (logits, labels, totals) -> None."""
+
+    def why_not(self, chosen: Chosen) -> str:
+        """Refuse to count without labels; see `Part.why_not`."""
+        settings = chosen.settings
+        if settings.metrics == "none" or chosen.preprocessor.batch == "classifier":
+            return ""
+        fitting = chosen.names("preprocessor", lambda each: each.batch == "classifier")
+        raise ValueError(
+            f"metrics must be none for the preprocessor {settings.preprocessor}, whose batches "
+            f"have no labels, got {settings.metrics!r}; choose preprocessor {' or '.join(fitting)}"
+        )
+
+
 METRICS: dict[str, Callable[[torch.Tensor, torch.Tensor, Totals], None] | None] = {
     "none": None,
     "loops": count_in_loops,

@@ -22,7 +22,7 @@ import time
 from typing import TYPE_CHECKING
 
 from labkit import units
-from labkit.contracts import Skip
+from labkit.contracts import Chosen, Skip
 from labkit.settings import Settings, pick
 
 if TYPE_CHECKING:
@@ -43,6 +43,54 @@ def check_exchange(name: str) -> None:
     if not LINK.fullmatch(name) and not DATA_PARALLEL.fullmatch(name):
         known = (ALL_REDUCE, NOOP, NO_SYNC, "<n>mbit, as 100mbit", "data_parallel_2")
         pick(dict.fromkeys(known), name, "exchange")
+
+
+def why_not(chosen: Chosen) -> str:
+    """Return why gradients cannot be exchanged so, or several ranks cannot train; "" if they can.
+
+    Raises:
+        ValueError: several ranks where one process works for all GPUs.
+    """
+    settings, device = chosen.settings, chosen.device
+    if settings.exchange != ALL_REDUCE and device.is_simulated:
+        return (
+            f"exchange must be {ALL_REDUCE} on the simulated GPU, which has no gradients, got "
+            f"{settings.exchange!r}; choose device cpu or cuda"
+        )
+    if LINK.fullmatch(settings.exchange) and device.is_cuda:
+        return (
+            f"exchange must be {ALL_REDUCE}, {NOOP} or {NO_SYNC} on device cuda, where no link "
+            f"is modelled, got {settings.exchange!r}"
+        )
+    is_data_parallel = DATA_PARALLEL.fullmatch(settings.exchange)
+    if is_data_parallel and device.is_cpu:
+        return (
+            f"exchange must be another one on device cpu, got {settings.exchange}: without GPUs "
+            "DataParallel calls the model as it is"
+        )
+    if settings.ranks == 1:
+        return ""
+    if is_data_parallel:
+        raise ValueError(
+            f"ranks must be 1 for the exchange {settings.exchange}, in which one process uses all "
+            f"GPUs, got {settings.ranks}"
+        )
+    whole = f"ranks must be 1 {{}}, got {settings.ranks}"
+    if chosen.loader.is_outside:
+        return whole.format(f"for the loader {settings.loader}, which divides no epoch")
+    if chosen.storage.needs_our_reader:
+        return whole.format(f"for the storage {settings.storage}, which one process models")
+    if not chosen.step.runs_in_ranks:
+        return whole.format("for a step of your own, of which labkit knows no gradients")
+    if settings.start_method != "fork":
+        return whole.format(f"for processes started by {settings.start_method}")
+    of_each, left = divmod(settings.num_workers, settings.ranks)
+    if not chosen.loader.repeats_one_batch and (left or not of_each):
+        return (
+            f"num_workers must be a multiple of ranks ({settings.ranks}), so that each has equally "
+            f"many, got {settings.num_workers}; choose {max(of_each, 1) * settings.ranks}"
+        )
+    return ""
 
 
 def check_gpus(count: int) -> None:

@@ -15,10 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from labkit.contracts import CLASSES, MAX_BOXES
+from labkit.contracts import CLASSES, MAX_BOXES, Chosen, Part
 
 if TYPE_CHECKING:
     import torch
@@ -105,14 +106,39 @@ def loop_loss(
     return focal / (centers + (centers == 0)) + at_boxes
 
 
-# These keep the host busy, and take the argument `wait`.
-LOOPS: dict[str, Callable] = {
-    "loops": loop_loss,
-    "loops_sync": partial(loop_loss, reads_each=True),
-    "threads": partial(loop_loss, in_threads=True),
+@dataclass(frozen=True)
+class Loss(Part):
+    """A detector's loss: (heat map logits, sizes, offsets, targets) -> 0-dim tensor."""
+
+    loops: bool = False
+    """It keeps the host busy, and takes the argument `wait`."""
+
+    def why_not(self, chosen: Chosen) -> str:
+        """Refuse a loss that has no boxes, or that a simulated GPU cannot compute; see `Part`."""
+        settings = chosen.settings
+        if settings.loss == VECTORIZED or chosen.step.trains_nothing:
+            return ""
+        if chosen.preprocessor.batch != "detector":
+            raise ValueError(
+                f"loss must be {VECTORIZED} for the preprocessor {settings.preprocessor}, whose "
+                f"batches have no boxes, got {settings.loss!r}; choose a detector's preprocessor, "
+                "such as on_device"
+            )
+        if chosen.step.is_simulated and not self.loops:
+            known = (VECTORIZED, *chosen.names("loss", lambda each: each.loops))
+            raise ValueError(
+                f"loss must be {', '.join(known)} on the simulated GPU, got {settings.loss!r}; "
+                "choose device cpu or cuda for one of your own"
+            )
+        return ""
+
+
+LOSSES: dict[str, Callable[..., torch.Tensor]] = {
+    VECTORIZED: detector_loss,
+    "loops": Loss(loop_loss, loops=True),
+    "loops_sync": Loss(partial(loop_loss, reads_each=True), loops=True),
+    "threads": Loss(partial(loop_loss, in_threads=True), loops=True),
 }
-# (heat map logits, sizes, offsets, targets) -> loss
-LOSSES: dict[str, Callable] = {VECTORIZED: detector_loss, **LOOPS}
 
 
 def host_loss(

@@ -12,15 +12,9 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from labkit.contracts import CLASSES, Device
+from labkit.contracts import CLASSES, Chosen, Device, Part, as_part
 from labkit.parts.training.exchange import distribute
-from labkit.parts.training.loss import (
-    LOOPS,
-    LOSSES,
-    VECTORIZED,
-    host_loss,
-    mask_of,
-)
+from labkit.parts.training.loss import LOSSES, VECTORIZED, host_loss, mask_of
 from labkit.settings import Settings
 
 if TYPE_CHECKING:
@@ -123,7 +117,7 @@ def timed(settings: Settings, device: Device) -> Step:
 
     work = None
     if settings.loss != VECTORIZED:
-        loss_of = partial(LOOPS[settings.loss], wait=device.synchronize)
+        loss_of = partial(LOSSES[settings.loss], wait=device.synchronize)
         work = host_loss(loss_of, settings.batch_size, settings.seed)
 
     emulated: Any = device  # no other device has `compute`
@@ -166,27 +160,61 @@ def repeated(step: Step, times: int) -> Step:
     return replace(step, forward=forward)
 
 
+@dataclass(frozen=True)
+class StepPart(Part):
+    """What makes a training step: (settings, device) -> `Step`."""
+
+    takes: str = ""
+    """Its batch, a key of `contracts.BATCHES`, where it really trains; empty: any batch."""
+    is_simulated: bool = False
+    """It takes the time of a simulated GPU."""
+    trains_nothing: bool = False
+    runs_in_ranks: bool = False
+    """Several ranks can train with it: its gradients are exchanged, or it has none."""
+
+    def why_not(self, chosen: Chosen) -> str:
+        """Refuse a step that the device cannot do, or that takes other batches; see `Part`."""
+        settings, on_simulated = chosen.settings, chosen.device.is_simulated
+        if on_simulated and self.takes:
+            raise ValueError(
+                f"step must be timed on the simulated GPU, got {settings.step!r}; "
+                "choose device cpu or cuda for a real step"
+            )
+        if self.is_simulated and not on_simulated:
+            raise ValueError(
+                f"step must be detector or classifier on device {settings.device}, got "
+                f"{settings.step!r}"
+            )
+        if self.takes and chosen.preprocessor.batch != self.takes:
+            fitting = chosen.names("preprocessor", lambda each: each.batch == self.takes)
+            raise ValueError(
+                f"preprocessor must be one of {', '.join(fitting)} for the step {settings.step}, "
+                f"got {settings.preprocessor!r}"
+            )
+        return ""
+
+
 STEPS: dict[str, Callable[[Settings, Device], Step]] = {
-    "detector": detector,
-    "classifier": classifier,
-    "small_classifier": partial(classifier, build="build_small_classifier"),
-    "timed": timed,
-    "nothing": nothing,
+    "detector": StepPart(detector, takes="detector", runs_in_ranks=True),
+    "classifier": StepPart(classifier, takes="classifier", runs_in_ranks=True),
+    "small_classifier": StepPart(
+        partial(classifier, build="build_small_classifier"), takes="classifier", runs_in_ranks=True
+    ),
+    "timed": StepPart(timed, is_simulated=True, runs_in_ranks=True),
+    "nothing": StepPart(nothing, trains_nothing=True, runs_in_ranks=True),
 }
-# Real step -> its batch, a key of `contracts.BATCHES`.
-TAKES = {"detector": "detector", "classifier": "classifier", "small_classifier": "classifier"}
 
 
 def label(settings: Settings) -> dict[str, str]:
     """Return the row's labels of an emulated loss, and of a precision that is not float32."""
-    labels = {}
-    if settings.loss in LOOPS and settings.step == "timed":
+    labels, step = {}, as_part(StepPart, STEPS.get(settings.step))
+    if settings.loss != VECTORIZED and step.is_simulated:
         labels["loss"] = "in loops, the host's cost only"
     if settings.precision == "amp":
         dtype = str(_amp_dtype(settings.device)).removeprefix("torch.")
         scaled = ", loss scaled" if dtype == "float16" else ""
         labels["precision"] = f"amp ({dtype}{scaled})"
-    elif settings.device == "cuda" and settings.step in TAKES and _convolves_in_tf32():
+    elif settings.device == "cuda" and step.takes and _convolves_in_tf32():
         labels["precision"] = "fp32 (convolutions in TF32)"
     return labels
 

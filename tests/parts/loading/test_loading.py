@@ -13,13 +13,13 @@ import torch
 from jpegs import encode, photo
 from small import completed
 
-from labkit.parts.loading import LOADERS, OUTSIDE
+from labkit.parts.loading import LOADERS
 from labkit.parts.loading.source import PinningLoader
 from labkit.pipeline import open_loader
 from labkit.resolve import resolve
 from tests.processes import until
 
-OURS = [name for name in LOADERS if name not in OUTSIDE]  # the others: test_rivals
+OURS = [name for name, its in LOADERS.items() if not its.is_outside]  # the others: test_rivals
 ALL = pytest.mark.parametrize("name", OURS)
 LOADING = pytest.mark.parametrize("name", [name for name in OURS if name != "resident"])
 

@@ -19,18 +19,19 @@ from kernel import needs_fork
 from small import completed
 
 from labkit.contracts import Skip, classifier_batch, difference, open_library
-from labkit.parts.loading import ON_GPU, OUTSIDE, OWN_ORDER
+from labkit.parts.loading import LOADERS
 from labkit.parts.loading.dali import DaliLoader
 from labkit.pipeline import open_loader
-from labkit.resolve import open_source, resolve
+from labkit.resolve import resolve
 from labkit.runs import checks
 from labkit.runs.packs import ensure_pack
 from labkit.runs.process import Launcher
 from tests.parts.loading.test_loading import assert_nothing_left
 from tests.processes import PATIENCE_S
 
-ON_CPU = sorted(OUTSIDE.keys() - ON_GPU)
-IN_ORDER = sorted(set(ON_CPU) - OWN_ORDER)
+ON_CPU = sorted(name for name, its in LOADERS.items() if its.is_outside and not its.needs_gpu)
+OWN_ORDER = [name for name in ON_CPU if LOADERS[name].has_own_order]
+IN_ORDER = [name for name in ON_CPU if name not in OWN_ORDER]
 ONE_OF_EACH = ["tf_data", "dali_cpu"]
 BATCH_SIZE, INPUT_PX = 4, 64
 SPECS = classifier_batch(BATCH_SIZE, INPUT_PX)
@@ -39,7 +40,7 @@ SPECS = classifier_batch(BATCH_SIZE, INPUT_PX)
 def settings(data, loader, **changes):
     small = {
         "num_workers": 2, "device": "cpu", "preprocessor": "classification",
-        "packing": OUTSIDE.get(loader, "folder"),
+        "packing": LOADERS[loader].reads or "folder",
     }  # fmt: skip
     return completed(data=str(data), loader=loader, **{**small, **changes})
 
@@ -103,7 +104,7 @@ class TestTheSameWork:
                 }
                 assert difference(batch, reference, specs) == ""
 
-    @pytest.mark.parametrize("name", sorted(OWN_ORDER))
+    @pytest.mark.parametrize("name", OWN_ORDER)
     def test_an_order_of_its_own_still_has_every_image_once(self, packed, name):
         _, loader = opened(packed, name)
         reference = {int(i): (image, label) for batch in torchs(packed) for i, image, label in
@@ -153,7 +154,7 @@ class TestTheSameWork:
 def test_tensorflow_reads_tfrecord(packed):
     import tensorflow as tf
 
-    pack = open_source(settings(packed, "tf_data_tfrecord"))
+    pack = resolve(settings(packed, "tf_data_tfrecord")).reader
     assert len(pack.paths) == 2
     text = tf.io.FixedLenFeature([], tf.string)
     found = [

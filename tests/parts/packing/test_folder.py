@@ -57,7 +57,7 @@ def test_coco_layouts_are_found_in_the_order_of_image_ids(tmp_path, images):
     (tmp_path / "annotations/captions_val2017.json").write_text("not read")
     reader = open_folder(tmp_path)
     assert [path.name for path in reader.paths] == ["2.jpg", "1.jpg"]
-    assert (reader.boxes, reader.manifest_hash) == ("coco", "unknown")
+    assert (reader.boxes, reader.has_manifest) == ("coco", False)
 
 
 def test_several_coco_splits_ask_for_one_of_them(tmp_path):
@@ -108,7 +108,7 @@ def test_a_tree_is_sorted_by_path_and_gets_synthesized_boxes(tmp_path):
     reader = open_folder(tmp_path)
     names = [path.relative_to(tmp_path).as_posix() for path in reader.paths]
     assert names == ["a b/ü.jpeg", "b/1.JPG", "z.Jpg"]
-    assert (reader.boxes, reader.manifest_hash) == ("synthesized", "unknown")
+    assert (reader.boxes, reader.has_manifest) == ("synthesized", False)
     expected = synthesize_boxes("a b/ü.jpeg", 64, 48)
     np.testing.assert_array_equal(reader.read(0)[1].boxes_xyxy, expected.boxes_xyxy)
 

@@ -16,7 +16,7 @@ import torch
 from labkit.contracts import Annotation, Skip
 from labkit.files import whole_folder
 from labkit.parts.packing import JPEG, PACKINGS, PIXELS, SAMPLE
-from labkit.parts.packing.manifest import MANIFEST, sha256
+from labkit.parts.packing.manifest import MANIFEST, read_manifest, sha256
 from tests.processes import PATIENCE_S
 
 FORMATS = [name for name in PACKINGS if name != "folder"]
@@ -93,7 +93,8 @@ def assert_gives(reader, samples, seed=0):
 def test_what_is_written_is_read_back_whoever_reads(packing, stored, tmp_path):
     samples = some_samples(stored, count=20)  # more than a shard of TFRecord holds
     reader = write(packing, tmp_path / "data", samples, stored)
-    assert (reader.stored, reader.boxes, reader.source_hash) == (stored, "coco", "abc")
+    assert (reader.stored, reader.boxes, reader.has_manifest) == (stored, "coco", True)
+    assert read_manifest(reader.root)["source_hash"] == "abc"
     assert_gives(reader, samples)
     assert_gives(pickle.loads(pickle.dumps(reader)), samples, seed=1)
     assert reader.verify(range(20)) == []

@@ -7,8 +7,8 @@ from places import assert_same_data
 from web import web
 
 from labkit.contracts import Cancelled
-from labkit.parts.packing.remote import local_folder, place
-from labkit.resolve import open_original, open_reader
+from labkit.parts.packing.remote import download, place
+from labkit.resolve import open_data, open_reader
 from labkit.settings import Settings
 from tests.processes import AfterLooks
 
@@ -24,7 +24,7 @@ def cache(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("data", ["data/photos", "C:/photos", "file:///srv/photos", "/srv/photos"])
 def test_a_folder_is_not_copied(data):
-    assert local_folder(data) == Path(data.removeprefix("file://"))
+    assert download(data) == Path(data.removeprefix("file://"))
 
 
 def test_a_file_url_is_a_folder_of_this_machine(tmp_path):
@@ -43,7 +43,7 @@ def test_a_copy_lies_in_the_cache_by_the_last_name_of_its_url(cache, url, name):
 
 def test_data_at_a_url_is_copied_once_and_then_like_any_folder(photos, cache, capfd):
     with web(photos) as server:
-        reader = open_original(Settings(data=server.url))
+        reader = open_data(Settings(data=server.url))
         assert reader.root == place(server.url)
         assert reader.root.parent == cache
         assert_same_data(photos, reader.root)
@@ -51,7 +51,7 @@ def test_data_at_a_url_is_copied_once_and_then_like_any_folder(photos, cache, ca
         asked = dict(server.asked)
         assert asked[IMAGE] == 1
         open_reader.cache_clear()
-        open_original(Settings(data=server.url))
+        open_data(Settings(data=server.url))
         assert server.asked == asked
     assert not list(cache.rglob("*.part"))
 
@@ -62,12 +62,12 @@ def test_a_copy_that_stops_says_why_and_goes_on_where_it_stopped(photos, cache, 
         with pytest.raises(
             OSError, match=f"^data must be readable at {server.url}, got .*; run ag"
         ):
-            local_folder(server.url, progress=False)
+            download(server.url, progress=False)
         there = set(cache.rglob("*.jpg"))
         assert place(server.url) / IMAGE not in there
         for _ in range(2):  # aiohttp itself may have asked once more
             try:
-                local_folder(server.url, progress=False)
+                download(server.url, progress=False)
                 break
             except OSError:
                 continue
@@ -79,10 +79,10 @@ def test_a_copy_that_stops_says_why_and_goes_on_where_it_stopped(photos, cache, 
 def test_a_copy_that_is_cancelled_ends_at_once_and_goes_on_later(photos, cache, looks):
     with web(photos) as server:
         with pytest.raises(Cancelled):
-            local_folder(server.url, progress=False, cancel=AfterLooks(looks))
+            download(server.url, progress=False, cancel=AfterLooks(looks))
         assert len(list(cache.rglob("*.jpg"))) < 24
         assert not list(cache.rglob("*.part"))
-        assert_same_data(photos, local_folder(server.url, progress=False))
+        assert_same_data(photos, download(server.url, progress=False))
 
 
 def test_without_a_manifest_the_file_system_lists_the_files(photos, tmp_path):
@@ -92,13 +92,13 @@ def test_without_a_manifest_the_file_system_lists_the_files(photos, tmp_path):
     for i, path in enumerate(sorted((photos / "images").iterdir())[:3]):
         memory.pipe_file(f"/labkit-test/straße {i}/{path.name}", path.read_bytes())
     try:
-        reader = open_original(Settings(data="memory://labkit-test"))
+        reader = open_data(Settings(data="memory://labkit-test"))
         assert [reader.name(i) for i in range(3)] == [
             f"straße {i}/{path.name}"
             for i, path in enumerate(sorted((photos / "images").iterdir())[:3])
         ]
         with pytest.raises(ValueError, match=r"must be a folder with files or a manifest\.json"):
-            local_folder("memory://labkit-empty")
+            download("memory://labkit-empty")
     finally:
         memory.rm("/labkit-test", recursive=True)
 
@@ -108,4 +108,4 @@ def test_a_manifest_cannot_write_outside_the_copy(tmp_path, cache):
     (tmp_path / "bad" / "manifest.json").write_text('{"files": {"../../evil.jpg": {}}}')
     with web(tmp_path / "bad") as server:
         with pytest.raises(ValueError, match=r"data must be files below .*, got '../../evil.jpg'"):
-            local_folder(server.url)
+            download(server.url)

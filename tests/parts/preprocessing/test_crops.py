@@ -78,7 +78,7 @@ def make_sample(jpeg, decoder="opencv", **options):
 def finish(name, samples, input_px):
     """What a step would get, as numpy arrays."""
     part = PREPROCESSORS[name]
-    made = [part.per_sample(sample, input_px) for sample in samples]
+    made = [part(sample, input_px) for sample in samples]
     batch = {key: torch.from_numpy(np.stack([one[key] for one in made])) for key in made[0]}
     if part.on_device is not None:
         batch = part.on_device(batch, input_px)

@@ -71,8 +71,8 @@ def random_sample(boxes: int, *, height=480, width=640, sample_id=0) -> Sample:
 
 def arrive(name: str, samples: list[Sample], input_px: int, device="cpu") -> dict:
     """What a device gets: tensors."""
-    per_sample = PREPROCESSORS[name].per_sample
-    batch = Source.collate(None, [per_sample(sample, input_px) for sample in samples])
+    preprocess = PREPROCESSORS[name]
+    batch = Source.collate(None, [preprocess(sample, input_px) for sample in samples])
     return {key: tensor.to(device) for key, tensor in batch.items()}
 
 
@@ -198,7 +198,7 @@ def test_batches_meet_their_contract_and_the_decoded_image_is_left_as_it_was(nam
 def test_an_unknown_category_is_refused_by_number(name):
     sample = make_sample([(10, 10, 80, 80)], [12])  # 12 is one of COCO's gaps
     with pytest.raises(ValueError, match=r"category_ids must be COCO's .* got 12; renumber"):
-        PREPROCESSORS[name].per_sample(sample, 64)
+        PREPROCESSORS[name](sample, 64)
 
 
 @pytest.mark.parametrize("name", CLASSIFIERS)
