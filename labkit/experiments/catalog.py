@@ -35,12 +35,12 @@ from labkit.settings import AS_PUBLISHED, CORRECTED, PROTOCOLS, Settings, pick, 
 CATALOG: dict[str, Callable[[Settings], Experiment]] = {
     build.__name__: build
     for module in (
-        bottleneck,
         prefetching,
         storage,
         preprocessing,
         opencv_vs_pil,
         combined,
+        bottleneck,
         packing,
         workers_and_batches,
         training_loop,

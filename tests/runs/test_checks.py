@@ -33,7 +33,12 @@ def test_a_scaled_decoder_is_let_through_and_wrong_colors_are_not(photos, monkey
     monkeypatch.setitem(
         DECODERS,
         "simplejpeg_scaled",
-        lambda jpeg, at_least_px: scaled(jpeg, at_least_px=at_least_px)[..., ::-1].copy(),
+        replace(
+            scaled,
+            function=lambda jpeg, at_least_px: scaled(jpeg, at_least_px=at_least_px)[
+                ..., ::-1
+            ].copy(),
+        ),
     )
     status, reason = checks.compare_work(variants, "whole")["scaled"]
     assert status == "failed"
