@@ -12,10 +12,9 @@ compared, and losses to the last digit where nothing may differ.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from labkit.contracts import RESIZED_TOLERANCE, Trial
+from labkit.contracts import RESIZED_TOLERANCE, RunInfo, Trial
 from labkit.resolve import traits
 from labkit.settings import Settings
 
@@ -44,11 +43,11 @@ SAME_ROUNDING = ("precision", "memory_format")
 SAME_SUMS = ("device", "torch_threads", "loss")
 
 
-def unequal_work(info: Mapping[str, Any], trials: Sequence[Trial]) -> dict[str, str]:
+def unequal_work(info: RunInfo, trials: Sequence[Trial]) -> dict[str, str]:
     """Find variants that did not do the baseline's work to the end, by what they recorded of it.
 
     Args:
-        info: what `run.json` holds; needs baseline and variants.
+        info: of the run.
         trials: the run's rows, of any status.
 
     Returns:
@@ -56,7 +55,7 @@ def unequal_work(info: Mapping[str, Any], trials: Sequence[Trial]) -> dict[str, 
         not compared, nor is what either row does not say.
     """
     done = [t for t in trials if t.status == "ok"]
-    base = next((t for t in done if t.variant == info["baseline"]), None)
+    base = next((t for t in done if t.variant == info.baseline), None)
     if base is None:
         return {}
     if base.loss is not None and not math.isfinite(base.loss):
@@ -65,7 +64,7 @@ def unequal_work(info: Mapping[str, Any], trials: Sequence[Trial]) -> dict[str, 
     for trial in done:
         is_same_size = _are_same(trial, base, ("batch_size",))
         # Earlier versions recorded whole batches only, and of other sizes these hold other images.
-        is_compared = is_same_size or info.get("compared_images") is not None
+        is_compared = is_same_size or info.compared_images is not None
         if trial.variant != base.variant and is_compared and _is_same_data(trial, base):
             other_loss = _other_loss(trial, base) if is_same_size else ""
             if apart := _other_batches(trial, base) or other_loss:

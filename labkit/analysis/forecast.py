@@ -11,12 +11,11 @@ import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
 
 from labkit import units
 from labkit.analysis.statistics import ALPHA, detectable_share
 from labkit.analysis.summary import Summary, is_floor
-from labkit.settings import MODES
+from labkit.settings import MODES, Settings
 
 # Starting the process, bringing about the cache state and measuring it: 0.05 to 0.2 s on two cores.
 TRIAL_OVERHEAD_S = 0.1
@@ -53,7 +52,7 @@ def forecast(
     *,
     mode: str,
     blocks: int,
-    variants: Mapping[str, Mapping[str, Any]],
+    variants: Mapping[str, Settings],
     baselines: Collection[str],
     epoch_s: float | None = None,
     trial_s: float | None = None,
@@ -66,7 +65,7 @@ def forecast(
             far as needed.
         mode: quick, document or full.
         blocks: repetitions.
-        variants: label -> settings by name.
+        variants: label -> settings, complete.
         baselines: the labels that run twice per block where the order is shuffled.
         epoch_s: seconds of the baseline's epoch, from calibration; None: as in the last run in
             this mode, else as long as the mode wants it.
@@ -85,14 +84,14 @@ def forecast(
         times_s = [sum(epochs_s) for row in last.rows for epochs_s in row.epochs_s]
     timed = bool(trial_s or epoch_s or times_s)
     if trial_s is None:
-        epochs_s = base["epochs"] * (epoch_s or epoch_share * chosen.epoch_s)
+        epochs_s = base.epochs * (epoch_s or epoch_share * chosen.epoch_s)
         if times_s and epoch_s is None:
             epochs_s = fmean(times_s)
         trial_s = epochs_s + TRIAL_OVERHEAD_S if epochs_s else None
     judged = [
         name
-        for name, values in variants.items()
-        if name not in baselines and not is_floor(values, base)
+        for name, settings in variants.items()
+        if name not in baselines and not is_floor(settings, base)
     ]
     mde = None
     if noise is not None and blocks >= 2 and judged:
@@ -109,7 +108,7 @@ def forecast(
 
 def noise_of(summary: Summary) -> float | None:
     """Return the noise of a run; None where it has fewer than two blocks."""
-    variants = summary.info["variants"]
+    variants = summary.info.variants
     base = variants[summary.baseline]
     known = [
         row.s

@@ -13,8 +13,9 @@ from dataclasses import replace
 
 from labkit.analysis.roofline import ALONE
 from labkit.analysis.summary import STEP, is_floor
+from labkit.contracts import EPOCHS, ROOFLINE
 from labkit.resolve import traits
-from labkit.runs.experiment import EPOCHS, ROOFLINE, Experiment, in_groups
+from labkit.runs.experiment import Experiment, in_groups
 from labkit.settings import change_all, with_settings
 
 # EVIDENCE 2, "The roofline".  Quick mode leaves out 1.4, where little differs from 1 and 2: with
@@ -99,7 +100,7 @@ def over_device_speeds(experiment: Experiment, cache: str | None = None) -> Expe
             f"device must be emulated or cuda for a roofline, got {device}; choose one of them"
         )
     wanted = with_settings(base, {"cache": cache or base.cache})
-    kept = {label: its for label, its in known.items() if not is_floor(vars(its), vars(base))}
+    kept = {label: its for label, its in known.items() if not is_floor(its, base)}
     # The baseline last, as the later of two that are alike stays.
     in_turn = sorted(kept, key=lambda label: label == experiment.baseline)
     alike = {replace(kept[label], persistent_workers=False): label for label in in_turn}

@@ -10,9 +10,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from labkit.contracts import Dial
 from labkit.machine import gpu
 from labkit.parts.training.exchange import ALL_REDUCE, NO_SYNC, NOOP
-from labkit.runs.experiment import Dial, Experiment, in_groups
+from labkit.runs.experiment import Experiment, in_groups
 from labkit.settings import Settings, change_all
 
 # Settings that the form shows first, where nothing is loaded.
