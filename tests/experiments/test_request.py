@@ -56,7 +56,8 @@ def test_python_code_asks_for_the_same(request_, monkeypatch):
     ((experiment, mode, named),) = runs
     assert named.pop("results") == "out"
     named = {"blocks": named.get("blocks")}
-    assert Request.read({"request": {**experiment.request, "mode": mode, **named}}) == request_
+    stored = {**experiment.request, "mode": mode, **named}
+    assert Request.read(fake_info(["a"], request=stored)) == request_
 
 
 @pytest.mark.parametrize("request_", REQUESTS, ids=str)
