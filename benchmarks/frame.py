@@ -18,7 +18,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -179,8 +179,7 @@ class Report:
         if self._folder:
             self._folder.mkdir(parents=True, exist_ok=True)
             (self._folder / "README.md").write_text("\n".join(self._texts) + "\n", "utf-8")
-            kept = {
-                "created_utc": utc_now(), "provenance": self._provenance, "measured": measured,
-            }  # fmt: skip
+            provenance = asdict(self._provenance)
+            kept = {"created_utc": utc_now(), "provenance": provenance, "measured": measured}
             (self._folder / "measured.json").write_text(json.dumps(kept, indent=1), "utf-8")
         return 1 if self.missed else 0

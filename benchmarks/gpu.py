@@ -150,10 +150,10 @@ def run_of(
     earlier = [
         found
         for found in map(lab.find_run, lab.list_runs(site.runs, built.name))
-        if found.info["mode"] == mode and found.info["status"] != "failed"
+        if found.info.mode == mode and found.info.status != "failed"
     ]
     found = earlier[-1] if earlier else None
-    if found is not None and found.info["status"] != "finished":
+    if found is not None and found.info.status != "finished":
         try:
             found = lab.resume(found.folder, cancel=site.cancel)
         except ValueError as changed:  # the data, or labkit
@@ -162,7 +162,7 @@ def run_of(
     if found is None:
         blocks = BLOCKS if mode == "full" else 1 if site.is_small else None
         found = lab.run(built, mode, results=site.runs, blocks=blocks, cancel=site.cancel)
-    if found.info["status"] != "finished":
+    if found.info.status != "finished":
         site.limit(False, f"{title}: {GOES_ON}")
     failed = [row.variant for row in found.summary.rows if row.status == "failed"]
     site.limit(not failed, f"{title}: variants that failed: {', '.join(failed) or 'none'}")
@@ -171,7 +171,7 @@ def run_of(
 
 def rows_of(found: lab.Run) -> Iterator[Row]:
     """Yield a row per variant of a run."""
-    title = f"{found.info['experiment']}, {found.info['mode']}"
+    title = f"{found.info.experiment}, {found.info.mode}"
     for row in found.summary.rows:
         time_found = units.normalized(row.normalized_time)
         if row.ci_low is not None:
@@ -180,9 +180,8 @@ def rows_of(found: lab.Run) -> Iterator[Row]:
         if row.steady_images_per_s:
             said += f", {units.rate(row.steady_images_per_s)}"
         yield f"{title}: {row.variant}", row.status if row.reason else time_found, said
-    rates = found.info.get("calibration") or {}
     for name in ("device_images_per_s", "gpu_images_per_s"):
-        if rate := rates.get(name):
+        if rate := getattr(found.summary.calibration, name):
             yield f"{title}: {name}", units.rate(rate), ""
 
 
@@ -535,7 +534,7 @@ def main(arguments: list[str] | None = None) -> int:
         options.on = f"{state.name}, driver {state.driver}, torch {torch.__version__}"
         name = state.name
     # What was measured elsewhere is no part of this.
-    machine = hardware.provenance()["machine_id"][: hardware.MACHINE_ID_SHOWN]
+    machine = hardware.provenance().machine_id[: hardware.MACHINE_ID_SHOWN]
     options.here = re.sub(r"\W+", "-", f"{name} {machine}".lower())
     # Each of its processes would import torch with this module.
     makes = [sys.executable, "-m", "data_scripts.make_photos", options.data, "--or-adopt"]

@@ -32,7 +32,7 @@ import psutil
 import labkit as lab
 from benchmarks import frame
 from labkit import units
-from labkit.contracts import Skip
+from labkit.contracts import RunInfo, Skip
 from labkit.files import bar
 from labkit.parts.storage import locate
 from labkit.photos.make import make_photos
@@ -298,8 +298,8 @@ class Siege:
             self._lose(f"it ended without a run folder, saying: {errors}")
             return False
         run = load_run(folder)
-        if run.info["status"] != ("failed" if status else "finished"):
-            self._lose(f"it ended with status {status}, its folder says {run.info['status']}")
+        if run.info.status != ("failed" if status else "finished"):
+            self._lose(f"it ended with status {status}, its folder says {run.info.status}")
         counts = Counter((t.variant, t.block, t.role) for t in run.trials if t.status == "ok")
         for (variant, block, role), times in counts.items():
             if times > 1:
@@ -320,13 +320,13 @@ class Siege:
         self.record.rows += len(self._seen.splitlines())
         return True
 
-    def _planned(self, info: dict) -> set[tuple[str, int, str]]:
+    def _planned(self, info: RunInfo) -> set[tuple[str, int, str]]:
         """Return which trials must be there: each variant once a block, the baseline twice."""
         return {
             (label, block, role)
             for block in range(self._blocks)
-            for label in info["variants"]
-            for role in (("A1", "A2") if label == info["baseline"] else ("",))
+            for label in info.variants
+            for role in (("A1", "A2") if label == info.baseline else ("",))
         }
 
     def _rows(self) -> bytes:

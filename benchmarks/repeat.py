@@ -174,7 +174,7 @@ def main() -> int:
         if variant not in variants:
             report.line(f"{variant.name}: left out, no interval in some of the runs")
     for name in runs:
-        device = {units.rate(run.summary.calibration["device_images_per_s"]) for run in runs[name]}
+        device = {units.rate(run.summary.calibration.device_images_per_s) for run in runs[name]}
         x = [run.summary.x for run in runs[name]]
         report.line(f"{name}: device {', '.join(device)}, x {min(x):.2f} to {max(x):.2f}")
     for met, text in judge(variants):

@@ -131,7 +131,7 @@ class Session:
     def bad_file(self) -> None:
         """Meet an image that cannot be read: leave it out, or stop."""
         faulty = {"data": str(self._faulty), "images": 12}
-        assert self._run(**faulty, on_bad_image="skip").info["excluded"] == [3]
+        assert self._run(**faulty, on_bad_image="skip").info.excluded == (3,)
         try:
             self._run(**faulty)
             raise AssertionError("an empty file went unnoticed")
@@ -151,7 +151,7 @@ class Session:
     def _complete(self) -> None:
         run = lab.find_run(lab.list_runs(self.results)[-1])
         self._check(
-            run if run.info["status"] == "finished" else lab.resume(run.folder, progress=False)
+            run if run.info.status == "finished" else lab.resume(run.folder, progress=False)
         )
 
     def _check(self, run: lab.Run) -> None:

@@ -22,8 +22,9 @@ from benchmarks import frame
 from labkit import units
 from labkit.analysis.statistics import ALPHA, DELTA, detectable_share, p_value
 from labkit.analysis.summary import Row, Summary, summarize
-from labkit.contracts import Epoch, Trial
+from labkit.contracts import Data, Epoch, Provenance, RunInfo, Trial
 from labkit.runs.schedule import next_trials
+from labkit.settings import Settings
 
 BASELINE = "baseline"
 BLOCKS = 10  # the default of full mode
@@ -128,11 +129,11 @@ def experiment(
 
     `ratios` are the true normalized times; the baseline's is 1.
     """
-    info = {
-        "experiment": "simulated", "mode": "full", "baseline": BASELINE, "blocks": blocks,
-        "variants": {name: {} for name in (BASELINE, *ratios)}, "shuffled": True,
-        "order_seed": rng.getrandbits(32),
-    }  # fmt: skip
+    info = RunInfo(
+        experiment="simulated", question="", mode="full", baseline=BASELINE, blocks=blocks,
+        variants=dict.fromkeys((BASELINE, *ratios), Settings()), order_seed=rng.getrandbits(32),
+        status="finished", created_utc="", data=Data(), provenance=Provenance(),
+    )  # fmt: skip
     trials, planned = [], next_trials(info, ())
     block_logs = {p.block: rng.gauss(0, machine.blocks) for p in planned}
     for p, log_s in zip(planned, log_times(machine, len(planned), rng)):

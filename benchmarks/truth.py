@@ -105,7 +105,7 @@ def run_designs(data: Path, results: Path, designs: int, blocks: int) -> Iterato
         base = lab.Settings(data=str(data), device=device, cache=cache)
         alone = serial(f"truth_prepare_{device}", base, {BASELINE: 0})
         prepared = run(alone, "quick", PREPARING_BLOCKS)
-        images = prepared.info["calibration"]["images"]
+        images = prepared.info.calibration.images
         steps = base.epochs * images // QUICK["batch_size"]
         delay_us = round(DELAY_SHARE * prepared.summary.rows[0].time_s / steps * 1e6)
         delays_us = {f"delayed, {device}": delay_us}

@@ -20,6 +20,7 @@ import labkit as lab
 from labkit import install, units
 from labkit.analysis.winner import winner
 from labkit.claims import ledger
+from labkit.contracts import RunInfo
 from labkit.experiments.request import Request
 from labkit.files import write_whole
 from labkit.machine import hardware, media
@@ -58,8 +59,8 @@ def _list(options: Options) -> None:
     for folder in folders:
         try:
             info = store.read_info(folder)
-            said = f"{info.get('mode')}, {info.get('status')}"
-            said += f", from {info[store.SHARED]['from']}" if store.SHARED in info else ""
+            said = f"{info.mode}, {info.status}"
+            said += f", from {info.shared_from}" if info.shared_from else ""
         except (ValueError, OSError) as error:  # the others can still be listed
             said = f"cannot be read: {error}"
         print(f"  {folder.parent.name}/{folder.name}  {said}")
@@ -115,18 +116,18 @@ def _run(options: Options) -> int:
 
 def _run_all(options: Options, built: Mapping[str, lab.Experiment]) -> int:
     """Run experiments, the cheapest first, under one bar; go on where an earlier call stopped."""
-    here = hardware.provenance()["machine_id"]
+    here = hardware.provenance().machine_id
     how = {"blocks": options.blocks, "results": options.results}
 
-    def weigh(info: Mapping[str, Any]) -> bool | None:
-        is_asked = info["experiment"] in built and info["provenance"]["machine_id"] == here
-        if is_asked and Request.read(info) == request(options, info["experiment"]):
-            return info["status"] == "finished"
+    def weigh(info: RunInfo) -> bool | None:
+        is_asked = info.experiment in built and info.provenance.machine_id == here
+        if is_asked and Request.read(info) == request(options, info.experiment):
+            return info.status == "finished"
         return None
 
     expected = {name: lab.forecast(x, options.mode, **how) for name, x in built.items()}
     begun = store.newest_runs(options.results, weigh)
-    done = {name for name, run in begun.items() if run.info["status"] == "finished"}
+    done = {name for name, run in begun.items() if run.info.status == "finished"}
     waiting = sorted(built.keys() - done, key=lambda name: expected[name].total_s or math.inf)
     known_s = sum(expected[name].total_s or 0.0 for name in waiting)
     known = "about" if all(expected[name].timed for name in waiting) else "at least"
@@ -205,7 +206,7 @@ def _show(run: lab.Run) -> int:
     files = run.save()
     print(f"\n{run.table()}\n\n{run.findings()}\n")
     print(f"saved in {run.folder}: {', '.join(file.name for file in files)}\n", flush=True)
-    return 0 if run.info["status"] == "finished" else 1
+    return 0 if run.info.status == "finished" else 1
 
 
 def _table(options: Options) -> None:
@@ -267,7 +268,7 @@ def _share(options: Options) -> None:
 
 def _open(options: Options) -> None:
     run = lab.open_shared(options.file, options.results)
-    print(f"opened in {run.folder}, from {run.info[store.SHARED]['from']}\n\n{run.table()}")
+    print(f"opened in {run.folder}, from {run.info.shared_from}\n\n{run.table()}")
 
 
 def _calibrate(options: Options) -> None:

@@ -1,4 +1,4 @@
-"""What the parts promise each other, what a row holds, and the clock.
+"""What the parts promise each other, what a row and a run hold, and the clock.
 
     reader -> Sample -> preprocessor -> batch of named arrays -> step -> Epoch -> Trial, one row
 
@@ -12,17 +12,19 @@ from __future__ import annotations
 import calendar
 import functools
 import importlib
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from functools import partial
-from math import prod
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 import numpy as np
+
+from labkit.settings import CORRECTED, Settings
 
 if TYPE_CHECKING:
     import torch
@@ -383,7 +385,7 @@ BATCHES = {"detector": detector_batch, "classifier": classifier_batch}
 
 def bytes_of(specs: Mapping[str, ArraySpec]) -> int:
     """Return the size of a finished batch."""
-    return sum(prod(spec.shape) * np.dtype(spec.dtype).itemsize for spec in specs.values())
+    return sum(math.prod(spec.shape) * np.dtype(spec.dtype).itemsize for spec in specs.values())
 
 
 def read_size_px(jpeg: bytes) -> tuple[int, int]:
@@ -683,6 +685,304 @@ def _epoch_of(row: dict[str, Any]) -> Epoch:
     """Rebuild an epoch; JSON has lists for its tuples."""
     lists = {name: tuple(value) for name in PER_STEP if (value := row.get(name)) is not None}
     return Epoch(**{**row, **lists})
+
+
+# --- a run ------------------------------------------------------------------------------------
+
+# Format history of run.json
+#   1  first version
+#   2  `local`: what may not leave this machine; request
+#   3  the host of a simulated GPU spins and needs a core to launch and to copy; it slept before
+RUN_SCHEMA = 3
+EPOCHS, ROOFLINE, OPERATION = "epochs", "roofline", "operation"  # what a run's trials time
+OPERATION_SETTINGS = frozenset({"data", "seed"})  # the others have no effect on one operation
+UNKNOWN = "unknown"
+Plain = str | int | float | bool | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CudaState:
+    """Whether this torch build runs kernels on this machine's first GPU."""
+
+    works: bool
+    reason: str = ""
+    """Why not, as a sentence; empty where it works."""
+    name: str = ""
+    memory_bytes: int | None = None
+    driver: str = ""
+    """Version of the NVIDIA driver."""
+    capability: str = ""
+    """Compute capability, as "8.9"."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Provenance:
+    """The machine and the software that a run is measured with; None is unknown."""
+
+    machine_id: str = UNKNOWN
+    """A hash that is the same for all runs on this machine."""
+    platform: str = UNKNOWN
+    kernel: str = UNKNOWN
+    python: str = UNKNOWN
+    virtual: bool | None = None
+    """Whether a hypervisor can steal time."""
+    cpu_model: str = UNKNOWN
+    cpu_count: int | None = None
+    """Logical cores of the machine."""
+    cores: int | None = None
+    """Those that the run may use."""
+    memory_bytes: int | None = None
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """Library -> its version; "unknown" where a required one is missing."""
+    revision: str = UNKNOWN
+    """Commit of labkit."""
+    dirty: bool | None = None
+    """Whether the package differs from that commit."""
+    gpu: CudaState | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """The data set of a run; 0 is unknown."""
+
+    folder: str = ""
+    """As the settings name it."""
+    images: int = 0
+    bytes: int = 0
+    """Of all images."""
+    boxes: str = ""
+    """Where they come from: "coco" (stored) or "synthesized" (invented)."""
+    kind: str = ""
+    """In words, as "the user's own images"."""
+    manifest_hash: str = UNKNOWN
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibration:
+    """What is measured before the trials; None is unknown, or was not measured."""
+
+    images: int | None = None
+    """Of an epoch, the same for all variants."""
+    images_per_s: float | None = None
+    """The baseline's training rate, all its ranks together."""
+    load_images_per_s: float | None = None
+    """The baseline's loading rate alone."""
+    device_images_per_s: float | None = None
+    """The baseline's device with the model alone."""
+    gpu_images_per_s: float | None = None
+    """A real GPU with the model alone, beside a simulated one."""
+    calibrated_images_per_s: float | None = None
+    """The calibrated device's rate, where a variant uses it."""
+    calibrated: str = ""
+    """The calibrated device in a sentence."""
+    free_loader_au: float | None = None
+    """Share of the time in which the simulated GPU computes with a loader that costs nothing."""
+    free_loader_checked_utc: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("load_images_per_s", "device_images_per_s", "gpu_images_per_s"):
+            check_positive(name, getattr(self, name))
+
+
+def check_positive(name: str, value: object) -> None:
+    """Refuse a rate or a ratio that is known and is no number above 0.
+
+    Raises:
+        ValueError: it is something else, as in a run from a colleague.
+    """
+    if value is not None and not (isinstance(value, int | float) and 0 < value < math.inf):
+        raise ValueError(f"{name} must be a number above 0, got {value!r:.80}; measure it again")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProvedRates:
+    """What a simulated disk or network was measured to deliver."""
+
+    rates: tuple[Mapping[str, Any], ...] = ()
+    """One for each pattern, see `labkit.analysis.stand_ins.describe_rate`; empty: not measured."""
+    rates_checked_utc: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StagedStorage(ProvedRates):
+    """What a storage of a run is on its machine; None is unknown."""
+
+    label: str = ""
+    """As rows have it: real, throttled(...), ..."""
+    filesystem: str = ""
+    device: str = ""
+    rotational: bool | None = None
+    cold_reads_per_s: float | None = None
+    remark: str = ""
+    """Why it is not believed to be what it is called."""
+    copied_bytes: int | None = None
+    """None: the data is not copied there."""
+    copied_s: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """What storing a variant's images takes once."""
+
+    bytes: int
+    pack_s: float | None = 0.0
+    """None: unknown, as it was packed elsewhere."""
+    copy_s: float = 0.0
+    source_bytes: int | None = None
+    """Of the images before packing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadCounts:
+    """What reading an image takes as a variant stores it; None is unknown."""
+
+    opens: float | None = None
+    """Files that Python code opens."""
+    calls: float | None = None
+    """Read calls."""
+    requests: float | None = None
+    """Requests that the disk completes."""
+    bytes_per_s: float | None = None
+    """Of cold images, one after another as they are stored."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dial:
+    """How often the training loop does something, as one setting."""
+
+    setting: str
+    """Name of a setting that counts steps; 0 is never."""
+    advice: int | None = None
+    """Steps that a document recommends."""
+    source: str = ""
+    """Document and section of the advice."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunInfo:
+    """A run without its rows: what was asked, built and found before the trials, and how it ended.
+
+    `labkit.runs.store` writes and reads it, and knows what of it is local.
+    """
+
+    schema: int = RUN_SCHEMA
+    """Of the version that began the run."""
+    experiment: str
+    question: str
+    kind: str = EPOCHS
+    """What the trials time, a key of `labkit.runs.kinds.KINDS`."""
+    mode: str
+    protocol: str = CORRECTED
+    request: Mapping[str, Any] | None = None
+    """As `labkit.experiments.request.Request` writes it; None: not recorded."""
+    variants: Mapping[str, Settings]
+    """Label -> settings, complete for the run's machine."""
+    unknown_settings: Mapping[str, Mapping[str, Plain]] = field(default_factory=dict)
+    """Label -> settings, or values of them, that only another version of labkit knows."""
+    facts: Mapping[str, Facts] = field(default_factory=dict)
+    """Label -> what of the variant's parts counts where it is compared."""
+    baseline: str
+    groups: Mapping[str, str] = field(default_factory=dict)
+    """Label -> what it is compared within; empty: all variants compare."""
+    baselines: Mapping[str, str] = field(default_factory=dict)
+    """Group -> its baseline; empty without groups."""
+    tasks: Mapping[str, Mapping[str, Plain]] = field(default_factory=dict)
+    """Label -> what its trials need beside the settings, for kinds that need more."""
+    blocks: int
+    shuffled: bool = True
+    """Whether a block has the variants in random order and the baseline twice (A1, A2)."""
+    order_seed: int
+    published: Mapping[str, float] = field(default_factory=dict)
+    """Label -> the document's normalized time."""
+    singles: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Label of a published combination -> the published time of each of its changes alone."""
+    source: str = ""
+    """Document and section."""
+    dial: Dial | None = None
+    compared_images: int | None = None
+    """How many images of the last batches are compared; None: whole batches."""
+    created_utc: str
+    data: Data
+    provenance: Provenance
+    storages: Mapping[str, StagedStorage] = field(default_factory=dict)
+    links: Mapping[str, ProvedRates] = field(default_factory=dict)
+    """Simulated network between ranks -> what it delivers."""
+    costs: Mapping[str, Cost] = field(default_factory=dict)
+    """Label -> what its files cost; without those that are read as they are."""
+    reads: Mapping[str, ReadCounts] = field(default_factory=dict)
+    """Label -> what reading takes, where variants store the images in different ways."""
+    calibration: Calibration | None = None
+    """None: the run has not come so far."""
+    excluded: tuple[int, ...] = ()
+    """Indices of unreadable images, left out for all variants."""
+    unreadable: tuple[str, ...] = ()
+    """A line for each of them."""
+    skipped: Mapping[str, str] = field(default_factory=dict)
+    """Label -> why it cannot run here."""
+    failed: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    local_notes: tuple[str, ...] = ()
+    """Notes of earlier versions, which name files."""
+    status: str
+    """running, finished, cancelled or failed; a run whose process was killed stays "running"."""
+    reason: str = ""
+    """Why it failed."""
+    run: str | None = None
+    """The run folder's name where it was made, of a run that was shared."""
+    shared_from: str = ""
+    """The machine of the colleague who shared it, in one line; empty: it is this machine's own."""
+
+    def facts_of(self, label: str) -> Facts:
+        """Return what of a variant's parts counts where it is compared."""
+        return self.facts.get(label, Facts())
+
+    @property
+    def baseline_by_group(self) -> Mapping[str, str]:
+        """Group -> its baseline; a run without groups has one, ""."""
+        return self.baselines or {"": self.baseline}
+
+    @property
+    def base_settings(self) -> Settings:
+        """The baseline's settings."""
+        return self.variants[self.baseline]
+
+    def group_of(self, variant: str) -> str:
+        """Return what a variant is compared within; empty where a run has no groups."""
+        return self.groups.get(variant, "")
+
+    def x_of(self, variant: str) -> float | None:
+        """Return a variant's speed of the device as a multiple of the loading rate, if it has one.
+
+        Raises:
+            ValueError: it is no number above 0.
+        """
+        x: Any = self.tasks.get(variant, {}).get("x")
+        check_positive("x", x)
+        return x
+
+    def settings_of(self, variant: str) -> dict[str, Plain]:
+        """Return the settings of a variant that have an effect, by name, unknown ones too."""
+        settings = vars(self.variants[variant])
+        if self.kind == OPERATION:
+            settings = {name: x for name, x in settings.items() if name in OPERATION_SETTINGS}
+        return {**settings, **self.unknown_settings.get(variant, {})}
+
+    def check_settings(self, variant: str) -> Settings:
+        """Return a variant's settings, to run them or to write them as a program.
+
+        Raises:
+            ValueError: this version does not know one of them.
+        """
+        if unknown := self.unknown_settings.get(variant):
+            raise ValueError(
+                "settings must be known to this version of labkit, got "
+                f"{', '.join(f'{name}={value!r}' for name, value in sorted(unknown.items()))}; "
+                "the run was made with another version: start a new run"
+            )
+        return self.variants[variant]
+
+
+# --- time ---------------------------------------------------------------------------------------
 
 
 def utc_now() -> str:

@@ -286,23 +286,27 @@ def with_new_names(stored: Mapping[str, Any]) -> dict[str, Any]:
     return {name: RENAMED.get((name, str(value)), value) for name, value in kept.items()}
 
 
-def read_settings(stored: Mapping[str, Any]) -> Settings:
+def read_settings(stored: Mapping[str, Any]) -> tuple[Settings, dict[str, Any]]:
     """Read a variant's settings from a run folder.
 
     Args:
         stored: name -> value, written by any version of labkit.
 
-    Raises:
-        ValueError: this version does not know a setting or its value.
+    Returns:
+        The settings, and what of `stored` this version does not know: settings, or their values.
     """
     stored = with_new_names(stored)
-    known = {field.name for field in fields(Settings)}
-    if unknown := sorted(set(stored) - known):
-        raise ValueError(
-            f"settings must be known to this version of labkit, got {', '.join(unknown)}; "
-            "the run was made with another version: start a new run"
-        )
-    return Settings(**stored)
+    try:
+        return Settings(**stored), {}
+    except (TypeError, ValueError):
+        known, unknown = {}, {}
+        for name, value in stored.items():
+            try:
+                Settings(**{name: value})
+                known[name] = value
+            except (TypeError, ValueError):
+                unknown[name] = value
+        return Settings(**known), unknown
 
 
 def complete(

@@ -122,8 +122,8 @@ def fake_grouped_run(times=OPERATION_TIMES, *, second=1.0, busy=(), blocks=3, no
 
     told, trials = fake_groups(times, make, blocks=blocks)
     told |= {"experiment": "operations", "kind": "operation", "provenance": MINE, **more}
+    told["variants"] = {label: {"data": "data/photos", "seed": 0} for label in told["groups"]}
     info = fake_info([*told["groups"]], **told)
-    info["variants"] = {label: {"data": "data/photos", "seed": 0} for label in info["groups"]}
     return Run(folder=Path("/home/ada/results/operations/grouped"), info=info, trials=trials)
 
 
@@ -161,10 +161,9 @@ def fake_run_at_speeds(saved_at=SAVED_AT, *, blocks=10, mode="full", published=N
         },
         "calibration": {"images": 80, "load_images_per_s": 80.0, "device_images_per_s": 160.0},
     }  # fmt: skip
+    its = {"device": "emulated", "num_workers": 2, "cache": "cold"}
+    told["variants"] = dict.fromkeys(labels, its)
     info = fake_info([*labels], **{**told, **more})
-    info["variants"] = {
-        label: {"device": "emulated", "num_workers": 2, "cache": "cold"} for label in labels
-    }
     return Run(folder=Path("/home/ada/results/prefetching"), info=info, trials=trials)
 
 
@@ -244,6 +243,6 @@ def fake_roofline(
         },
         "provenance": MINE, "source": "[004] section 3.3, experiment 3",
     }  # fmt: skip
+    told["variants"] = {label: {"device": "emulated", "num_workers": 2} for label in labels}
     info = fake_info([*labels], **{**told, **more})
-    info["variants"] = {label: {"device": "emulated", "num_workers": 2} for label in labels}
     return Run(folder=Path("/home/ada/results/roofline"), info=info, trials=trials)

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from labkit.analysis.summary import Summary, summarize
-from labkit.contracts import Epoch, Trial
+from labkit.contracts import RUN_SCHEMA, Epoch, RunInfo, Trial
+from labkit.runs.store import from_json
 
 LABELS = {"storage": "real", "accelerator": "emulated(460 images/s)"}
 
@@ -151,17 +152,28 @@ def fake_trials(
     return trials
 
 
-def fake_info(variants: Sequence[str], *, mode: str = "quick", **more: object) -> dict[str, object]:
-    """What run.json would say; the first variant is the baseline."""
+def fake_info(names: Sequence[str], /, *, mode: str = "quick", **more: object) -> RunInfo:
+    """A run of variants; the first is the baseline.
+
+    Args:
+        names: of the variants.
+        mode: of the run.
+        more: what else run.json would say, as it says it.
+    """
+    return from_json(fake_json(names, mode=mode, **more))
+
+
+def fake_json(names: Sequence[str], /, *, mode: str = "quick", **more: object) -> dict[str, object]:
+    """What run.json would say."""
     return {
-        "schema": 1,
+        "schema": RUN_SCHEMA,
         "experiment": "prefetching",
         "question": "Does fetching the next batch early keep the device busy?",
         "mode": mode,
-        "baseline": variants[0],
+        "baseline": names[0],
         "variants": {
             name: {"prefetcher": name if i else "none", "num_workers": 2, "data": "data/photos"}
-            for i, name in enumerate(variants)
+            for i, name in enumerate(names)
         },
         "source": "[004] 3.1",
         "status": "finished",
@@ -173,7 +185,6 @@ def fake_info(variants: Sequence[str], *, mode: str = "quick", **more: object) -
         "failed": {},
         "notes": [],
         "created_utc": "2025-01-02T03:04:05Z",
-        "accelerator": LABELS["accelerator"],
         **more,
     }
 
@@ -279,20 +290,21 @@ def _fake_media_trial(name: str, block: int, role: str, medium: FakeMedium, spee
 
 def fake_media_info(
     media: Mapping[str, FakeMedium] = MEDIA, *, mode: str = "quick", **more: object
-) -> dict[str, object]:
-    """What run.json would say of the storage experiment."""
-    return {
-        **fake_info(list(media), mode=mode),
+) -> RunInfo:
+    """A run of the storage experiment; those that are skipped are called like their storage."""
+    made = {name: (medium.storage, medium.cache) for name, medium in media.items()}
+    skipped = {name: (name, "cold") for name in more.get("skipped", {})}
+    known = {
         "experiment": "storage",
         "question": "Does a faster disk shorten the epoch?",
         "variants": {
-            name: {"storage": medium.storage, "cache": medium.cache, "num_workers": 2}
-            for name, medium in media.items()
+            name: {"storage": storage, "cache": cache, "num_workers": 2}
+            for name, (storage, cache) in (made | skipped).items()
         },
         "published": {"hdd": 1.0, "ssd": 0.86, "tmpfs": 0.864},
         "source": "[004] section 3.2, experiment 2",
-        **more,
     }
+    return fake_info(list(media), mode=mode, **{**known, **more})
 
 
 RATES = [
@@ -332,6 +344,4 @@ def fake_judged_trials(media: Mapping[str, FakeMedium] = MEDIA, *, blocks: int =
 
 def judged_summary(**info: object) -> Summary:
     """Ten blocks, of which one is disturbed; ssd has an outlier and a trial that was not cold."""
-    known = fake_media_info(mode="full", blocks=10, **info)
-    known["variants"] |= {name: {"storage": name} for name in known.get("skipped", {})}
-    return summarize(known, fake_judged_trials())
+    return summarize(fake_media_info(mode="full", blocks=10, **info), fake_judged_trials())

@@ -70,7 +70,7 @@ def test_a_run_leaves_its_rows_its_table_and_its_charts(finished):
     names = {path.name for path in folder.iterdir()}
     assert {"run.json", "trials.jsonl", "table.csv", "chart.png", "chart.svg", "chart.pdf"} <= names
     run = lab.find_run(folder)
-    assert run.info["status"] == "finished"
+    assert run.info.status == "finished"
     asked = Request.read(run.info)
     assert (asked.experiment, asked.mode, asked.settings["images"]) == ("preprocessing", "quick", 8)
     # Equal work: every trial delivered the same number of images.
@@ -80,7 +80,7 @@ def test_a_run_leaves_its_rows_its_table_and_its_charts(finished):
 def test_a_terminated_command_keeps_its_rows_and_resume_completes_them(terminated, finished):
     cancelled, errors = terminated
     assert "cancelled; complete it with: labkit run --resume" in errors
-    assert cancelled.info["status"] == "cancelled"
+    assert cancelled.info.status == "cancelled"
     before = [trial for trial in cancelled.trials if trial.status == "ok"]
     assert len(before) == 2
     after = [t for t in lab.find_run("preprocessing", finished).trials if t.status == "ok"]

@@ -42,7 +42,11 @@ def test_an_unset_device_is_cuda_where_it_works_and_else_emulated(has_cuda, devi
 
 def test_stored_settings_of_an_earlier_version_are_read():
     stored = asdict(Settings(num_workers=3))
-    assert read_settings(stored) == Settings(num_workers=3)
-    assert read_settings({**stored, "profile": "matched", "if_not_written": "stop"}) == Settings(
-        num_workers=3
-    )
+    expected = Settings(num_workers=3), {}
+    assert read_settings(stored) == expected
+    assert read_settings({**stored, "profile": "matched", "if_not_written": "stop"}) == expected
+
+
+def test_stored_settings_of_another_version_are_kept_apart():
+    other = {"turbo": 5, "cache": "hot", "num_workers": -1}
+    assert read_settings({"decoder": "pillow", **other}) == (Settings(decoder="pillow"), other)

@@ -448,8 +448,8 @@ def check_one_core(place: Place, done: dict[str, Done]) -> str:
         return "watch does not show one core"
     for folder in list_runs(place.results):
         run = load_run(folder)
-        if run.info["provenance"]["cores"] != 1:
-            return f"{folder.parent.name}: {run.info['provenance']['cores']} cores are recorded"
+        if run.info.provenance.cores != 1:
+            return f"{folder.parent.name}: {run.info.provenance.cores} cores are recorded"
     return ""
 
 
@@ -477,7 +477,7 @@ def check_full_disk(place: Place, done: dict[str, Done]) -> str:
     for folder, before in runs.items():
         resumed = place.labkit("run", "--resume", str(folder), "--results", str(place.results))
         run = load_run(folder)
-        if resumed.status or run.info["status"] != "finished":
+        if resumed.status or run.info.status != "finished":
             return f"{folder.parent.name} cannot be completed: {resumed.errors[-500:]}"
         if run.trials[: len(before)] != before:
             return f"{folder.parent.name} lost rows"

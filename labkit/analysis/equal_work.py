@@ -12,11 +12,9 @@ compared, and losses to the last digit where nothing may differ.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from labkit.analysis.validity import facts_of
-from labkit.contracts import RESIZED_TOLERANCE, Facts, Trial
+from labkit.contracts import RESIZED_TOLERANCE, Facts, RunInfo, Trial
 from labkit.settings import Settings
 
 # What one decoder and preprocessor make is the same number for number, whoever delivers it
@@ -46,11 +44,11 @@ SAME_ROUNDING = ("precision", "memory_format")
 SAME_SUMS = ("device", "torch_threads", "loss")
 
 
-def unequal_work(info: Mapping[str, Any], trials: Sequence[Trial]) -> dict[str, str]:
+def unequal_work(info: RunInfo, trials: Sequence[Trial]) -> dict[str, str]:
     """Find variants that did not do the baseline's work to the end, by what they recorded of it.
 
     Args:
-        info: what `run.json` holds; needs baseline, variants and facts.
+        info: of the run.
         trials: the run's rows, of any status.
 
     Returns:
@@ -58,7 +56,7 @@ def unequal_work(info: Mapping[str, Any], trials: Sequence[Trial]) -> dict[str, 
         not compared, nor is what either row does not say.
     """
     done = [t for t in trials if t.status == "ok"]
-    base = next((t for t in done if t.variant == info["baseline"]), None)
+    base = next((t for t in done if t.variant == info.baseline), None)
     if base is None:
         return {}
     if base.loss is not None and not math.isfinite(base.loss):
@@ -67,9 +65,9 @@ def unequal_work(info: Mapping[str, Any], trials: Sequence[Trial]) -> dict[str, 
     for trial in done:
         is_same_size = _are_same(trial, base, ("batch_size",))
         # Earlier versions recorded whole batches only, and of other sizes these hold other images.
-        is_compared = is_same_size or info.get("compared_images") is not None
+        is_compared = is_same_size or info.compared_images is not None
         if trial.variant != base.variant and is_compared:
-            facts, base_facts = (facts_of(info, one.variant) for one in (trial, base))
+            facts, base_facts = (info.facts_of(one.variant) for one in (trial, base))
             apart = ""
             if _is_same_data(trial, base, facts, base_facts):
                 apart = _other_work(trial, base, facts, base_facts, is_same_size=is_same_size)

@@ -11,13 +11,12 @@ import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
 
 from labkit import units
 from labkit.analysis.statistics import ALPHA, detectable_share
 from labkit.analysis.summary import Summary, is_floor
 from labkit.contracts import Facts
-from labkit.settings import MODES
+from labkit.settings import MODES, Settings
 
 # Starting the process, bringing about the cache state and measuring it: 0.05 to 0.2 s on two cores.
 TRIAL_OVERHEAD_S = 0.1
@@ -54,7 +53,7 @@ def forecast(
     *,
     mode: str,
     blocks: int,
-    variants: Mapping[str, Mapping[str, Any]],
+    variants: Mapping[str, Settings],
     baselines: Collection[str],
     facts: Mapping[str, Facts],
     epoch_s: float | None = None,
@@ -68,7 +67,7 @@ def forecast(
             far as needed.
         mode: quick, document or full.
         blocks: repetitions.
-        variants: label -> settings by name.
+        variants: label -> settings, complete.
         baselines: the labels that run twice per block where the order is shuffled.
         facts: label -> what of the variant's parts counts where it is compared.
         epoch_s: seconds of the baseline's epoch, from calibration; None: as in the last run in
@@ -88,7 +87,7 @@ def forecast(
         times_s = [sum(epochs_s) for row in last.rows for epochs_s in row.epochs_s]
     timed = bool(trial_s or epoch_s or times_s)
     if trial_s is None:
-        epochs_s = variants[baseline]["epochs"] * (epoch_s or epoch_share * chosen.epoch_s)
+        epochs_s = variants[baseline].epochs * (epoch_s or epoch_share * chosen.epoch_s)
         if times_s and epoch_s is None:
             epochs_s = fmean(times_s)
         trial_s = epochs_s + TRIAL_OVERHEAD_S if epochs_s else None

@@ -15,7 +15,7 @@ from statistics import fmean
 
 from labkit import units
 from labkit.analysis.statistics import ratio_interval
-from labkit.analysis.summary import Row, Summary, log_times, positive, ratios
+from labkit.analysis.summary import Row, Summary, log_times, ratios
 
 ALONE = "loading alone"
 
@@ -68,12 +68,8 @@ class Pipeline:
 
 
 def pipelines(summary: Summary) -> tuple[Pipeline, ...]:
-    """Return the measured pipelines of a roofline's run, the baseline first.
-
-    Raises:
-        ValueError: a speed is not above 0.
-    """
-    load_rate = calibrated(summary, "load_images_per_s")
+    """Return the measured pipelines of a roofline's run, the baseline first."""
+    load_rate = summary.calibration.load_images_per_s
     found: dict[str, list[Speed]] = {}
     for row in summary.rows if load_rate else ():
         device = math.inf if row.group == ALONE else row.device_images_per_s
@@ -86,15 +82,6 @@ def steady_rate(row: Row) -> float | None:
     """Return the steady images per second of a variant, the geometric mean over blocks."""
     log_times_s = log_times(row, "steady").values()
     return math.exp(-fmean(log_times_s)) if log_times_s else None
-
-
-def calibrated(summary: Summary, name: str) -> float | None:
-    """Return a rate that a run calibrated, images/s; None where it was not measured.
-
-    Raises:
-        ValueError: it is not above 0.
-    """
-    return positive(name, summary.calibration.get(name))
 
 
 def published_takes(summary: Summary) -> dict[str, str]:

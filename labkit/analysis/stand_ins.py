@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from labkit import units
-from labkit.analysis.roofline import calibrated
 from labkit.analysis.summary import Row, Summary
 
 # How the labels of stand-ins begin.
@@ -103,7 +102,7 @@ def stand_ins(summary: Summary) -> list[str]:
                     line = describe_stand_in(kind, label)
                     if kind == "accelerator" and (summary.kind == "roofline" or summary.at_speeds):
                         line = f"{stand_in_name(kind, label)} at several speeds"
-                        if rate := calibrated(summary, "load_images_per_s"):
+                        if rate := summary.calibration.load_images_per_s:
                             line += f"; the baseline alone loads {units.rate(rate)}"
                     elif kind == "accelerator":
                         same = [one for one in measured if one.labels.get(kind) == label]

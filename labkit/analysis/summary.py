@@ -32,17 +32,13 @@ from labkit.analysis.statistics import (
 from labkit.analysis.validity import (
     ValidTrials,
     a_over_a,
-    baselines_of,
     disturbed_note,
-    facts_of,
-    group_of,
-    is_baseline_run_twice,
     shares_before,
     unwatched,
     valid_trials,
 )
-from labkit.contracts import Epoch, Facts, Trial
-from labkit.settings import AS_PUBLISHED, CORRECTED, MIN_JUDGED_BLOCKS, MODES
+from labkit.contracts import EPOCHS, ROOFLINE, Calibration, Epoch, Facts, RunInfo, Trial
+from labkit.settings import AS_PUBLISHED, MIN_JUDGED_BLOCKS, MODES
 from labkit.steady_rate import SteadyRate, arrivals_of, steady_rate
 
 # Settings on which the rate of a real device with the model alone depends.
@@ -170,8 +166,9 @@ class Row:
 class Summary:
     """One run of one experiment, ready for tables and charts."""
 
-    info: Mapping[str, Any]
-    """What `run.json` holds."""
+    info: RunInfo
+    run: str
+    """The run folder's name; empty of rows that are not on disk."""
     question: str
     mode: str
     baseline: str
@@ -196,19 +193,28 @@ class Summary:
     blind: float
     """Log-ratio below which effects are not judged, as the baseline's two runs differ by as much;
     0 where they are closer than the smallest practical difference."""
-    calibration: Mapping[str, Any]
-    """What `run.json` holds of it: free_loader_au among others."""
     labels: dict[str, str]
     """What all measured rows have in common."""
-    protocol: str
-    """Corrected, or as in the document."""
     notes: tuple[str, ...]
     judged: bool
     """Whether the verdicts are filled."""
     baselines: Mapping[str, str] = field(default_factory=dict)
     """Group -> its baseline, where a run has groups."""
-    kind: str = "epochs"
-    """What was timed."""
+
+    @property
+    def kind(self) -> str:
+        """What was timed, a key of `labkit.runs.kinds.KINDS`."""
+        return self.info.kind
+
+    @property
+    def protocol(self) -> str:
+        """Corrected, or as in the document."""
+        return self.info.protocol
+
+    @property
+    def calibration(self) -> Calibration:
+        """What was measured before the trials."""
+        return self.info.calibration or Calibration()
 
     @property
     def has_groups(self) -> bool:
@@ -226,7 +232,7 @@ class Summary:
 
     def facts(self, variant: str) -> Facts:
         """Return what of a variant's parts counts where it is compared."""
-        return facts_of(self.info, variant)
+        return self.info.facts_of(variant)
 
     def is_floor(self, variant: str) -> bool:
         """Return whether a variant does only part of the baseline's work."""
@@ -245,10 +251,9 @@ class Summary:
 
         x, the device's rate ÷ the baseline's loading rate -> a summary with its own baseline.
         """
-        if not self.has_groups or self.kind != "epochs":
+        if not self.has_groups or self.kind != EPOCHS:
             return {}
-        tasks = self.info.get("tasks") or {}
-        speeds = {row.group: tasks.get(row.variant, {}).get("x") for row in self.rows}
+        speeds = {row.group: self.info.x_of(row.variant) for row in self.rows}
         if None in speeds.values():
             return {}
         found = {
@@ -263,34 +268,39 @@ class Summary:
         return (self,) if not self.has_groups else tuple(self.at_speeds.values())
 
 
-def summarize(info: Mapping[str, Any], trials: Sequence[Trial]) -> Summary:
+def summarize(
+    info: RunInfo, trials: Sequence[Trial], *, run: str = "", set_aside: int = 0
+) -> Summary:
     """Derive one row per variant from a run's raw trials.
 
     Args:
-        info: what `run.json` holds; needs experiment, mode, baseline and variants.
+        info: of the run.
         trials: the run's rows in the order they were written, of any status.
+        run: the run folder's name.
+        set_aside: lines of its file that are no rows.
 
     Returns:
         The rows, the noise floor and sentences about what is missing.
     """
-    mode, valid = MODES.get(info["mode"]), valid_trials(info, trials)
-    twice, baselines = is_baseline_run_twice(info), baselines_of(info)
+    mode, valid = MODES.get(info.mode), valid_trials(info, trials)
+    baselines = info.baseline_by_group
 
     def log_ratio_of(trial: Trial) -> float:
-        group = group_of(info, trial.variant)
+        group = info.group_of(trial.variant)
         base_runs = {**valid.base_runs[group], **valid.left_out_base_runs[group]}[trial.block]
         return log_ratio(trial.time_s, [run.time_s for run in base_runs])
 
     log_ratios = {name: [*map(log_ratio_of, runs.values())] for name, runs in valid.runs.items()}
-    base = facts_of(info, info["baseline"])
-    floors = {name for name in log_ratios if is_floor(facts_of(info, name), base)}
+    base = info.facts_of(info.baseline)
+    floors = {name for name in log_ratios if is_floor(info.facts_of(name), base)}
     aa = a_over_a(valid)
     aa_low, aa_high = ratio_interval(aa)
     stable, blind = is_stable(aa), blind_below(aa)
     n_blocks = len(valid.blocks)
     # A fixed order confounds a variant with its place in it: nothing to judge.
     n_undisturbed = len(valid.undisturbed)
-    judged = mode is not None and mode.judged and twice and n_undisturbed >= MIN_JUDGED_BLOCKS
+    is_for_verdicts = mode is not None and mode.judged and info.shuffled
+    judged = is_for_verdicts and n_undisturbed >= MIN_JUDGED_BLOCKS
     testable = [name for name, d in log_ratios.items() if len(d) >= 2]
     tests = dict.fromkeys(testable, (ALPHA, ""))
     if judged or len(baselines) == 1:  # the rows of many groups are judged together, or not at all
@@ -300,7 +310,7 @@ def summarize(info: Mapping[str, Any], trials: Sequence[Trial]) -> Summary:
 
     rows = []
     for group, baseline in baselines.items():
-        for name in (baseline, *(x for x in log_ratios if group_of(info, x) == group)):
+        for name in (baseline, *(x for x in log_ratios if info.group_of(x) == group)):
             if name == baseline:
                 runs = [run for block in valid.base_runs[group].values() for run in block]
                 left_out = [run for b in valid.left_out_base_runs[group].values() for run in b]
@@ -329,9 +339,10 @@ def summarize(info: Mapping[str, Any], trials: Sequence[Trial]) -> Summary:
     rows = _beside_the_document(_beside_the_device(info, rows), baselines)
     return Summary(
         info=info,
-        question=info.get("question") or info["experiment"],
-        mode=info["mode"],
-        baseline=info["baseline"],
+        run=run,
+        question=info.question or info.experiment,
+        mode=info.mode,
+        baseline=info.baseline,
         rows=tuple(rows),
         epochs=max((len(trial.epochs) for trial in trials if trial.status == "ok"), default=2),
         n_blocks=n_blocks,
@@ -343,13 +354,11 @@ def summarize(info: Mapping[str, Any], trials: Sequence[Trial]) -> Summary:
         aa_high=aa_high,
         stable=stable,
         blind=blind,
-        calibration=info.get("calibration") or {},
         labels=in_common([row.labels for row in rows if row.labels]),
-        protocol=info.get("protocol") or CORRECTED,
         notes=(
-            *(info.get("notes") or ()),
+            *info.notes,
             *_unreadable_notes(info, trials),
-            *_run_notes(info, valid, judged=judged, stable=stable, blind=blind),
+            *_run_notes(info, valid, set_aside, judged=judged, stable=stable, blind=blind),
             *_row_notes(info, valid, trials),
             *(
                 f"{row.variant}: about {needed} blocks would detect {units.limit(DELTA)}"
@@ -360,41 +369,39 @@ def summarize(info: Mapping[str, Any], trials: Sequence[Trial]) -> Summary:
         ),
         judged=judged,
         baselines=baselines,
-        kind=info.get("kind", "epochs"),
     )
 
 
-def _beside_the_device(info: Mapping[str, Any], rows: Sequence[Row]) -> list[Row]:
+def _beside_the_device(info: RunInfo, rows: Sequence[Row]) -> list[Row]:
     """Return the rows with the device's rate, the loading rate and x, as far as they are known."""
-    calibration, tasks = info.get("calibration") or {}, info.get("tasks") or {}
-    bases = {row.group: row for row in rows if row.variant == baselines_of(info).get(row.group)}
-    own_rate, load_alone = (
-        positive(name, calibration.get(name))
-        for name in ("device_images_per_s", "load_images_per_s")
-    )
-    is_trained = not facts_of(info, info["baseline"]).trains_nothing
+    calibration = info.calibration or Calibration()
+    bases = {row.group: row for row in rows if row.variant == info.baseline_by_group.get(row.group)}
+    own_rate, load_alone = calibration.device_images_per_s, calibration.load_images_per_s
+    is_trained = not info.facts_of(info.baseline).trains_nothing
     found = []
     for row in rows:
         base = bases[row.group]
-        settings, own = info["variants"][base.variant], base.labels.get("accelerator")
-        its, x = info["variants"][row.variant], tasks.get(row.variant, {}).get("x")
-        device = own_rate and own_rate / its.get("step_repeats", 1)
-        facts = facts_of(info, row.variant)
+        settings, own = info.variants[base.variant], base.labels.get("accelerator")
+        its, x = info.variants[row.variant], info.x_of(row.variant)
+        facts, device = info.facts_of(row.variant), own_rate and own_rate / its.step_repeats
         if not is_trained:  # on no device
             labels = {name: label for name, label in row.labels.items() if name != "accelerator"}
             row = replace(row, labels=labels)
-        elif positive("x", x) and facts.is_simulated:
+        elif x and facts.is_simulated:
             row = _at_speed(row, load_alone and x * load_alone, load_alone)
-        elif tasks and row.images_per_s and not (facts.is_simulated or facts.leaves_out):
+        elif info.tasks and row.images_per_s and not (facts.is_simulated or facts.leaves_out):
             row = _at_speed(row, device, load_alone)
         elif (
-            not (tasks or info.get("kind") == "roofline")
+            not (info.tasks or info.kind == ROOFLINE)
             and row.labels.get("accelerator") == own
-            and (facts.is_simulated or all(its.get(name) == settings.get(name) for name in STEP))
+            and (
+                facts.is_simulated
+                or all(getattr(its, name) == getattr(settings, name) for name in STEP)
+            )
         ):
             # Without workers, loading stops while the step is waited for.
-            is_loaded = not facts_of(info, base.variant).leaves_out
-            is_loaded_beside = settings.get("num_workers") and is_loaded
+            is_loaded = not info.facts_of(base.variant).leaves_out
+            is_loaded_beside = settings.num_workers and is_loaded
             load = base.steady_images_per_s if is_loaded_beside else None
             row = _at_speed(row, device, load)
         found.append(row)
@@ -414,17 +421,6 @@ def _beside_the_document(rows: Sequence[Row], baselines: Mapping[str, str]) -> l
             row = replace(row, agreement=word)
         found.append(row)
     return found
-
-
-def positive(name: str, value: object) -> float | None:
-    """Return a number above 0, or None where there is none.
-
-    Raises:
-        ValueError: it is something else, as in a run from a colleague.
-    """
-    if value is not None and not (isinstance(value, int | float) and 0 < value < math.inf):
-        raise ValueError(f"{name} must be a number above 0, got {value!r:.80}; measure it again")
-    return value
 
 
 def _at_speed(row: Row, device: float | None, load: float | None) -> Row:
@@ -459,14 +455,14 @@ def _compare(d: Sequence[float], level: float | None, verdict: str) -> dict[str,
 
 
 def _outcome(
-    name: str, info: Mapping, trials: Sequence[Trial], valid: ValidTrials, *, measured: bool
+    name: str, info: RunInfo, trials: Sequence[Trial], valid: ValidTrials, *, measured: bool
 ) -> dict:
     """Return whether a variant has numbers, and if not, why."""
     status, reason = ("ok", "") if measured else _why_none(name, info, trials, valid)
     return {
         "variant": name,
-        "group": group_of(info, name),
-        "published": (info.get("published") or {}).get(name),
+        "group": info.group_of(name),
+        "published": info.published.get(name),
         "status": status,
         "reason": reason,
         "left_out": len(valid.cache_violations.get(name, ())),
@@ -474,13 +470,13 @@ def _outcome(
 
 
 def _why_none(
-    name: str, info: Mapping, trials: Sequence[Trial], valid: ValidTrials
+    name: str, info: RunInfo, trials: Sequence[Trial], valid: ValidTrials
 ) -> tuple[str, str]:
     """Return the status and the reason of a variant without numbers."""
-    for status in ("skipped", "failed"):
-        if name in (info.get(status) or {}):
-            return status, info[status][name]
-    yet = " yet" if info.get("status") == "running" else ""
+    for status, reasons in (("skipped", info.skipped), ("failed", info.failed)):
+        if name in reasons:
+            return status, reasons[name]
+    yet = " yet" if info.status == "running" else ""
     rows = [trial for trial in trials if trial.variant == name]
     if not rows:
         return "missing", "not measured" + yet
@@ -749,12 +745,17 @@ def _merge_labels(runs: Sequence[Trial]) -> dict[str, str]:
 
 
 def _run_notes(
-    info: Mapping[str, Any], valid: ValidTrials, *, judged: bool, stable: bool, blind: float
+    info: RunInfo,
+    valid: ValidTrials,
+    set_aside: int,
+    *,
+    judged: bool,
+    stable: bool,
+    blind: float,
 ) -> list[str]:
     """Return why there are no verdicts, what is not finished, and what is unstable."""
-    notes, mode, planned = [], info["mode"], info.get("blocks") or 0
-    n_blocks = len(valid.blocks)
-    if info.get("protocol") == AS_PUBLISHED:
+    notes, mode, n_blocks = [], info.mode, len(valid.blocks)
+    if info.protocol == AS_PUBLISHED:
         notes.append(
             "as in the document: variants in its order, only the first of a block starts cold; no "
             "verdicts, as the order may explain a difference"
@@ -765,17 +766,17 @@ def _run_notes(
         found = units.count(len(valid.undisturbed), "complete block")
         undisturbed = " without disturbance" if valid.disturbed else ""
         notes.append(f"no verdicts: {found}{undisturbed}, {MIN_JUDGED_BLOCKS} needed")
-    if n_blocks < planned:
-        state = "" if info["status"] == "finished" else f"{info['status']}: "
-        notes.append(f"{state}{n_blocks} of {planned} blocks count")
+    if n_blocks < info.blocks:
+        state = "" if info.status == "finished" else f"{info.status}: "
+        notes.append(f"{state}{n_blocks} of {info.blocks} blocks count")
     if valid.disturbed:
         notes.append(disturbed_note(valid.disturbed, left_out=valid.are_disturbed_left_out))
     base = (run for blocks in valid.base_runs.values() for runs in blocks.values() for run in runs)
     if judged and (unseen := unwatched(base)):
         notes.append(f"not monitored on this machine: {', '.join(unseen)}")
-    if torn := info.get("set_aside"):
+    if set_aside:
         notes.append(
-            f"{units.count(torn, 'incomplete line')} of trials.jsonl skipped, after a killed "
+            f"{units.count(set_aside, 'incomplete line')} of trials.jsonl skipped, after a killed "
             "process or a full disk; resume the run to measure the trial again"
         )
     if judged and not stable:
@@ -792,9 +793,9 @@ def _run_notes(
     return notes
 
 
-def _unreadable_notes(info: Mapping[str, Any], trials: Sequence[Trial]) -> list[str]:
+def _unreadable_notes(info: RunInfo, trials: Sequence[Trial]) -> list[str]:
     """Return how many images were left out, and the first of them."""
-    lines, notes = info.get("unreadable") or (), [*(info.get("local_notes") or ())]
+    lines, notes = info.unreadable, [*info.local_notes]
     if left_out := max((trial.unreadable_images or 0 for trial in trials), default=0):
         notes.append(f"{units.count(left_out, 'unreadable image')} left out for all variants")
     if lines:
@@ -803,12 +804,12 @@ def _unreadable_notes(info: Mapping[str, Any], trials: Sequence[Trial]) -> list[
     return notes
 
 
-def _row_notes(info: Mapping[str, Any], valid: ValidTrials, trials: Sequence[Trial]) -> list[str]:
+def _row_notes(info: RunInfo, valid: ValidTrials, trials: Sequence[Trial]) -> list[str]:
     """Return which variants lost trials, and why."""
-    notes, baselines = [], baselines_of(info)
-    for name in info["variants"]:
+    notes, baselines = [], info.baseline_by_group
+    for name in info.variants:
         broken = [t for t in trials if t.variant == name and t.status in ("failed", "skipped")]
-        group = group_of(info, name)
+        group = info.group_of(name)
         counted = valid.base_runs[group] if name == baselines.get(group) else valid.runs[name]
         if often := valid.swapping.get(name):
             notes.append(f"{name}: {often}; it needs more memory than the machine has free")

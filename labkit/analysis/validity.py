@@ -18,7 +18,14 @@ from statistics import fmean
 from typing import Any, TypeVar
 
 from labkit import units
-from labkit.contracts import CACHED_WITHIN, COLD_MAX_SHARE, WARM_MIN_SHARE, Facts, Trial
+from labkit.contracts import (
+    CACHED_WITHIN,
+    COLD_MAX_SHARE,
+    WARM_MIN_SHARE,
+    Facts,
+    RunInfo,
+    Trial,
+)
 from labkit.settings import MIN_JUDGED_BLOCKS, MODES
 
 T = TypeVar("T")
@@ -76,29 +83,29 @@ class ValidTrials:
         return self.blocks - self.disturbed.keys()
 
 
-def valid_trials(info: Mapping[str, Any], trials: Sequence[Trial]) -> ValidTrials:
+def valid_trials(info: RunInfo, trials: Sequence[Trial]) -> ValidTrials:
     """Return the trials that count.
 
     Args:
-        info: what `run.json` holds; needs mode, baseline and variants.
+        info: of the run.
         trials: the run's rows in the order they were written, of any status.
     """
-    mode, failed = MODES.get(info["mode"]), info.get("failed") or {}
+    mode = MODES.get(info.mode)
     # A block repeated after a crash counts once, the first time.
     measured: dict[tuple[str, int, str], Trial] = {}
     for trial in trials:
-        if trial.status == "ok" and trial.epochs and trial.variant not in failed:
+        if trial.status == "ok" and trial.epochs and trial.variant not in info.failed:
             measured.setdefault((trial.variant, trial.block, trial.role), trial)
     proved: dict[tuple[str, int, str], Trial] = {}
     cache_violations: dict[str, list[str]] = {}
     for key, trial in measured.items():
-        if violation := cache_violation(trial, facts_of(info, trial.variant)):
+        if violation := cache_violation(trial, info.facts_of(trial.variant)):
             cache_violations.setdefault(trial.variant, []).append(violation)
         else:
             proved[key] = trial
     base_runs, runs = _in_complete_blocks(info, proved)
     disturbed, left_out = disturbed_blocks(measured.values(), cores_of(info)), set[int]()
-    if mode is not None and mode.judged and is_baseline_run_twice(info):
+    if mode is not None and mode.judged and info.shuffled:
         if len(_complete(base_runs) - disturbed.keys()) >= MIN_JUDGED_BLOCKS:
             left_out = {*disturbed}
     return ValidTrials(
@@ -128,13 +135,13 @@ def _choose(
 
 
 def _in_complete_blocks(
-    info: Mapping[str, Any], proved: Mapping[tuple[str, int, str], Trial]
+    info: RunInfo, proved: Mapping[tuple[str, int, str], Trial]
 ) -> tuple[dict[str, dict[int, list[Trial]]], dict[str, dict[int, Trial]]]:
     """Return the runs of baselines and variants in blocks in which the baseline is complete."""
     blocks = sorted({block for _, block, _ in proved})
-    roles = ("A1", "A2") if is_baseline_run_twice(info) else ("A1",)
+    roles = ("A1", "A2") if info.shuffled else ("A1",)
     base_runs: dict[str, dict[int, list[Trial]]] = {}
-    for group, baseline in baselines_of(info).items():
+    for group, baseline in info.baseline_by_group.items():
         keys_of = {b: [(baseline, b, role) for role in roles] for b in blocks}
         base_runs[group] = {
             b: [proved[key] for key in keys]
@@ -144,44 +151,18 @@ def _in_complete_blocks(
     runs = {
         name: {
             b: proved[name, b, ""]
-            for b in base_runs[group_of(info, name)]
+            for b in base_runs[info.group_of(name)]
             if (name, b, "") in proved
         }
-        for name in info["variants"]
-        if name not in baselines_of(info).values()
+        for name in info.variants
+        if name not in info.baseline_by_group.values()
     }
     return base_runs, runs
 
 
-def baselines_of(info: Mapping[str, Any]) -> dict[str, str]:
-    """Return group -> its baseline; a run without groups has one, "".
-
-    Args:
-        info: what `run.json` holds.
-    """
-    return info.get("baselines") or {"": info["baseline"]}
-
-
-def group_of(info: Mapping[str, Any], variant: str) -> str:
-    """Return what a variant is compared within; empty where a run has no groups."""
-    return (info.get("groups") or {}).get(variant, "")
-
-
-def is_baseline_run_twice(info: Mapping[str, Any]) -> bool:
-    """Whether a run's blocks hold A1 and A2; before that was recorded, the mode told."""
-    mode = MODES.get(info["mode"])
-    return info.get("shuffled", mode is None or mode.shuffled)
-
-
-def facts_of(info: Mapping[str, Any], variant: str) -> Facts:
-    """Return what of a variant's parts counts here, as the run recorded it."""
-    return Facts(**(info.get("facts") or {}).get(variant, {}))
-
-
-def cores_of(info: Mapping[str, Any]) -> int:
+def cores_of(info: RunInfo) -> int:
     """Return the cores of the machine that a run was measured on; 0 where they are unknown."""
-    provenance = info.get("provenance") or {}
-    return provenance.get("cpu_count") or provenance.get("cores") or 0
+    return info.provenance.cpu_count or info.provenance.cores or 0
 
 
 def cache_violation(trial: Trial, facts: Facts = NO_FACTS) -> str:

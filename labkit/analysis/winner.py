@@ -12,6 +12,7 @@ from collections.abc import Collection
 
 from labkit.analysis.statistics import holm, p_value
 from labkit.analysis.summary import Row, Summary
+from labkit.settings import Settings
 
 # What a training loop does beside its steps: setting -> its value where it does nothing.
 BESIDE = {"checkpoint_every": 0, "report_every": 0, "metrics": "none", "progress_bar": "none"}
@@ -70,20 +71,19 @@ def other_work(summary: Summary, row: Row) -> str:
     """Return how a variant's work or cache differs from the baseline's; '' where it may win."""
     settings, baseline = _settings(summary, row)
     facts = summary.facts(row.variant)
-    cache, baseline_cache = settings.get("cache"), baseline.get("cache")
     if summary.is_floor(row.variant):
         return "it does only part of the work"
     if _does_more(settings, baseline):
         return "its loop does more than the baseline's, so its time is noise"
     if facts.steps_short:
         return "it leaves out a step of each epoch"
-    if any(settings.get(name) != baseline.get(name) for name in ("order", "subset")):
+    if (settings.order, settings.subset) != (baseline.order, baseline.subset):
         return "it trains on other images or in another order"
-    if settings.get("cached") != baseline.get("cached"):
+    if settings.cached != baseline.cached:
         return "memory held another share of its data than of the baseline's"
     # A cold start needs nothing in memory; data far away has no cache state here.
-    if cache not in (baseline_cache, "cold") and not facts.stays_in_memory:
-        return f"it began with cache {cache}, the baseline with {baseline_cache}"
+    if settings.cache not in (baseline.cache, "cold") and not facts.stays_in_memory:
+        return f"it began with cache {settings.cache}, the baseline with {baseline.cache}"
     return ""
 
 
@@ -91,12 +91,12 @@ def _below_1(summary: Summary) -> list[Row]:
     return [row for row in summary.rows[1:] if (row.normalized_time or 1) < 1]
 
 
-def _does_more(settings: dict, baseline: dict) -> bool:
+def _does_more(settings: Settings, baseline: Settings) -> bool:
     return any(
-        settings.get(name, nothing) != nothing == baseline.get(name, nothing)
+        getattr(settings, name) != nothing == getattr(baseline, name)
         for name, nothing in BESIDE.items()
     )
 
 
-def _settings(summary: Summary, row: Row) -> list[dict]:
-    return [summary.info["variants"][name] for name in (row.variant, summary.baseline)]
+def _settings(summary: Summary, row: Row) -> list[Settings]:
+    return [summary.info.variants[name] for name in (row.variant, summary.baseline)]

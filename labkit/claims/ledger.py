@@ -37,6 +37,7 @@ from labkit.analysis.roofline import published_takes
 from labkit.analysis.stand_ins import beside_the_loader, find_stand_ins, simulated
 from labkit.analysis.statistics import DELTA, REAL_BUT_SMALL, UNSTABLE
 from labkit.analysis.summary import Ratio, Row, Summary, ratios
+from labkit.contracts import RunInfo
 from labkit.experiments.device_speeds import SUFFIX
 from labkit.machine import gpu, hardware
 from labkit.runs.store import StoredRun, newest_runs, readable_reason
@@ -137,13 +138,13 @@ def answers(
             f"numbers must be from 1 to {len(known)}, got {unknown[0]}; leave them out for all"
         )
     if runs is None:
-        machine_id = machine_id or hardware.provenance()["machine_id"]
+        machine_id = machine_id or hardware.provenance().machine_id
         runs = newest_runs(results, lambda info: weigh_answer(info, machine_id)).values()
     weighed = [(weigh_answer(run.info), run.folder.name, run) for run in runs]
     ranked = sorted((one for one in weighed if one[0] is not None), key=lambda one: one[:2])
-    evidence = {run.info["experiment"]: _Evidence(run, run.summary) for *_, run in ranked}
+    evidence = {run.info.experiment: _Evidence(run, run.summary) for *_, run in ranked}
     found = newest_runs(
-        REFERENCE, lambda info: info["created_utc"] if weigh_answer(info) == JUDGED else None
+        REFERENCE, lambda info: info.created_utc if weigh_answer(info) == JUDGED else None
     )
     references = {
         name: _Evidence(run, run.summary)
@@ -157,20 +158,19 @@ def answers(
     ]
 
 
-def weigh_answer(info: Mapping[str, Any], machine_id: str | None = None) -> int | None:
+def weigh_answer(info: RunInfo, machine_id: str | None = None) -> int | None:
     """Rank a run as an answer: finished, and best with verdicts.
 
     Args:
-        info: what `run.json` holds.
+        info: of the run.
         machine_id: whose runs count; None: any machine's.
 
     Returns:
         More is better; None: it answers nothing.
     """
-    measured_on = info["provenance"].get("machine_id")
-    if info["status"] != "finished" or machine_id not in (None, measured_on):
+    if info.status != "finished" or machine_id not in (None, info.provenance.machine_id):
         return None
-    if info.get("protocol") == AS_PUBLISHED:
+    if info.protocol == AS_PUBLISHED:
         return 0  # its fixed order may explain what it shows
     return JUDGED if _is_judged(info) else 1
 
@@ -181,7 +181,7 @@ def _reference(claim: Claim, evidence: Mapping[str, _Evidence]) -> dict[str, str
     if not known:
         return {"reference": "", "reference_group": "", "reference_simulated": ""}
     judged = [one for c in known for one in _judge(claim, c, evidence[c.experiment])]
-    provenances = [evidence[c.experiment].run.info["provenance"] for c in known]
+    provenances = [evidence[c.experiment].run.info.provenance for c in known]
     machines = dict.fromkeys(map(hardware.describe, provenances))
     said = f"{_join(claim, judged)}; on {' and '.join(machines)}"
     return {
@@ -218,7 +218,7 @@ class _Evidence:
             for name, row in self.rows.items()
             if row.normalized_time is not None
         }  # fmt: skip
-        name = self.run.info["experiment"]
+        name = self.run.info.experiment
         asked = [c for claim in CLAIMS for c in claim.contrasts if c.experiment == name]
         pairs = dict.fromkeys((c.variant, c.against) for c in asked if c.against)
         wanted = [
@@ -474,16 +474,16 @@ def _compared(contrast: Contrast, evidence: _Evidence) -> list[Row]:
     return [evidence.rows[name] for name in names]
 
 
-def _is_judged(info: Mapping[str, Any]) -> bool:
-    mode = MODES.get(info["mode"])
+def _is_judged(info: RunInfo) -> bool:
+    mode = MODES.get(info.mode)
     return mode is not None and mode.judged
 
 
-def _why_unjudged(info: Mapping[str, Any], blocks: int) -> str:
-    if info.get("protocol") == AS_PUBLISHED:
+def _why_unjudged(info: RunInfo, blocks: int) -> str:
+    if info.protocol == AS_PUBLISHED:
         return f"no verdict for a run {AS_PUBLISHED}"
     if not _is_judged(info):
-        return f"no verdict in {info['mode']} mode"
+        return f"no verdict in {info.mode} mode"
     return f"{blocks} undisturbed blocks, a verdict needs {MIN_JUDGED_BLOCKS}"
 
 
@@ -553,9 +553,9 @@ def cheapest_workers(contrast: Contrast, evidence: _Evidence) -> Answer:
 
     Numbers of workers that wait at most 3 % of an epoch longer than the best are equally fast.
     """
-    settings = evidence.run.info["variants"]
+    variants = evidence.run.info.variants
     counts = {
-        settings[name]["num_workers"]: row
+        variants[name].num_workers: row
         for name, row in evidence.rows.items()
         if None not in (row.wait_share, row.time_s, row.cpu_percent)
     }

@@ -13,9 +13,10 @@ from dataclasses import replace
 
 from labkit.analysis.roofline import ALONE
 from labkit.analysis.summary import STEP, is_floor
+from labkit.contracts import EPOCHS, ROOFLINE
 from labkit.parts.devices import DevicePart
 from labkit.resolve import find_part, gather_facts
-from labkit.runs.experiment import EPOCHS, ROOFLINE, Experiment, in_groups, published_by
+from labkit.runs.experiment import Experiment, in_groups, published_by
 from labkit.settings import change_all, with_settings
 
 # EVIDENCE 2, "The roofline".  Quick mode leaves out 1.4, where little differs from 1 and 2: with

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from labkit.contracts import RunInfo
 from labkit.experiments import catalog
 from labkit.experiments.device_speeds import at_operating_points, over_device_speeds
 from labkit.machine import gpu
@@ -49,16 +50,12 @@ class Request:
         return cls._from({"experiment": experiment, **(getattr(experiment, "request", None) or {})})
 
     @classmethod
-    def read(cls, info: Mapping[str, Any]) -> Request:
-        """Return the request of a stored run; of runs before schema 2 its name and mode only.
-
-        Args:
-            info: what its `run.json` holds.
-        """
-        if stored := info.get("request"):
-            return cls._from(stored)
-        name = info["experiment"]
-        return cls(experiment=name if name in catalog.CATALOG else None, mode=info["mode"])
+    def read(cls, info: RunInfo) -> Request:
+        """Return the request of a stored run; of runs before schema 2 its name and mode only."""
+        if info.request:
+            return cls._from(info.request)
+        name = info.experiment
+        return cls(experiment=name if name in catalog.CATALOG else None, mode=info.mode)
 
     @classmethod
     def _from(cls, stored: Mapping[str, Any]) -> Request:
@@ -71,7 +68,7 @@ class Request:
         return cls(**{"experiment": None, **given, "settings": settings, "variants": variants})
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what `run.json` holds under `request`; an own experiment is left out."""
+        """Return what a run holds as its `request`; an own experiment is left out."""
         stored = {**vars(self), "settings": dict(self.settings), "variants": list(self.variants)}
         if not isinstance(self.experiment, str):
             del stored["experiment"]

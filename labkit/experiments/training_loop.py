@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from labkit.contracts import Dial
 from labkit.machine import gpu
-from labkit.runs.experiment import Dial, Experiment, full_only
+from labkit.runs.experiment import Experiment, full_only
 from labkit.settings import Settings, change_all
 
 # Settings that the form shows first, where nothing is loaded.

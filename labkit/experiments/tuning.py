@@ -142,7 +142,7 @@ def tune(
         label=label,
         measured=measured,
         runs=(first, second),
-        is_whole=all(each.info["status"] == "finished" for each in (first, second)),
+        is_whole=all(each.info.status == "finished" for each in (first, second)),
     )
 
 

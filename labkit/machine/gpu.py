@@ -17,34 +17,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Set
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
-from labkit.contracts import Skip
+from labkit.contracts import CudaState, Skip
 
 IMPORT_AND_KERNEL_S = 120.0  # a cold `import torch` with CUDA takes up to a minute
 # NVML keeps a process's use for each of its periods, of up to a second, and returns some again.
 RECENT_US = 1_000_000
 T = TypeVar("T")
 Reading = dict[str, Any]
-
-
-@dataclass(frozen=True, kw_only=True)
-class CudaState:
-    """Whether this torch build runs kernels on this machine's first GPU."""
-
-    works: bool
-    reason: str = ""
-    """Why not, as a sentence; empty where it works."""
-    name: str = ""
-    memory_bytes: int | None = None
-    driver: str = ""
-    """Version of the NVIDIA driver."""
-    capability: str = ""
-    """Compute capability, as "8.9"."""
 
 
 # Runs in a process of its own; prints one line of JSON.

@@ -1,9 +1,8 @@
 """The machine: cores, memory, versions and provenance.
 
-A run records `provenance`, and `labkit doctor` prints it.  Unknown is the word "unknown",
-unmeasured is None, measured zero is 0.  Nothing personal is recorded: no host, no user name, no
-path.  A container shows all cores and all memory of its host; its control groups tell what it may
-use.
+A run records `provenance`, and `labkit doctor` prints it.  Nothing personal is recorded: no host,
+no user name, no path.  A container shows all cores and all memory of its host; its control groups
+tell what it may use.
 """
 
 from __future__ import annotations
@@ -15,13 +14,11 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
-from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 from labkit import units
+from labkit.contracts import UNKNOWN, Provenance
 from labkit.install import CHECKOUT
 from labkit.machine import procfs
 from labkit.machine.gpu import cuda
@@ -116,56 +113,46 @@ def has_bfloat16() -> bool:
     return flags is None or "avx512bw" in flags
 
 
-def provenance() -> dict[str, Any]:
-    """Describe the machine and its software, for `run.json`.
-
-    Returns:
-        JSON-able; `machine_id` is a hash that is the same for all runs on this machine.
-        This process may use `cores` of `cpu_count` logical cores; `virtual` is whether a
-        hypervisor can steal time.
-    """
+def provenance() -> Provenance:
+    """Describe the machine and its software, as a run records them."""
     import psutil
 
     revision, dirty = _revision()
-    return {
-        "machine_id": _machine_id(psutil.virtual_memory().total),
-        "platform": f"{platform.system()} {platform.machine()}",
-        "kernel": platform.release() or "unknown",
-        "python": platform.python_version(),
-        "virtual": _is_virtual(),
-        "cpu_model": _cpu_model(),
-        "cpu_count": os.cpu_count() or "unknown",
-        "cores": cores(),
-        "memory_bytes": memory_bytes(),
-        "versions": versions(),
-        "revision": revision,
-        "dirty": dirty,
-        # What is not there was not measured.
-        "gpu": {name: None if value == "" else value for name, value in asdict(cuda()).items()},
-    }
+    return Provenance(
+        machine_id=_machine_id(psutil.virtual_memory().total),
+        platform=f"{platform.system()} {platform.machine()}",
+        kernel=platform.release() or UNKNOWN,
+        python=platform.python_version(),
+        virtual=_is_virtual(),
+        cpu_model=_cpu_model(),
+        cpu_count=os.cpu_count(),
+        cores=cores(),
+        memory_bytes=memory_bytes(),
+        versions=versions(),
+        revision=revision,
+        dirty=dirty,
+        gpu=cuda(),
+    )
 
 
-def describe(provenance: Mapping[str, Any]) -> str:
+def describe(provenance: Provenance) -> str:
     """Describe the machine of a run in one short line.
-
-    Args:
-        provenance: of that run; runs by earlier versions have fewer keys.
 
     Returns:
         Plain text, as "2 cores, AMD EPYC, no GPU (machine 7a93da)".
     """
-    count, gpu = provenance.get("cores"), provenance.get("gpu")
-    parts = [units.count(count, "core") if isinstance(count, int) else "unknown cores"]
-    if (model := provenance.get("cpu_model") or "unknown") != "unknown":
-        parts.append(" ".join(str(model).split()))  # firmware pads names with spaces
-    if not isinstance(gpu, Mapping):
+    count, gpu = provenance.cores, provenance.gpu
+    parts = ["unknown cores" if count is None else units.count(count, "core")]
+    if provenance.cpu_model != UNKNOWN:
+        parts.append(" ".join(provenance.cpu_model.split()))  # firmware pads names with spaces
+    if gpu is None:
         parts.append("GPU unknown")
-    elif gpu.get("works"):
-        parts.append(str(gpu.get("name") or "a GPU"))
+    elif gpu.works:
+        parts.append(gpu.name or "a GPU")
     else:
-        parts.append(f"{gpu['name']} that cannot be used" if gpu.get("name") else "no GPU")
-    machine_id = str(provenance.get("machine_id") or "unknown")
-    if machine_id != "unknown":
+        parts.append(f"{gpu.name} that cannot be used" if gpu.name else "no GPU")
+    machine_id = provenance.machine_id
+    if machine_id != UNKNOWN:
         machine_id = machine_id[:MACHINE_ID_SHOWN]
     return f"{', '.join(parts)} (machine {machine_id})"
 
@@ -178,7 +165,7 @@ def versions() -> dict[str, str]:
     installed = {}
     for name in LIBRARIES:
         if name not in OPTIONAL:
-            installed[name] = "unknown"
+            installed[name] = UNKNOWN
         for distribution in DISTRIBUTIONS.get(name, [name]):
             try:
                 installed[name] = metadata.version(distribution)
@@ -200,12 +187,12 @@ def _cpu_model() -> str:
         name, _, value = line.partition(":")
         if name.strip() == "model name":
             return value.strip()
-    return platform.processor() or "unknown"  # arm64 Linux names no model
+    return platform.processor() or UNKNOWN  # arm64 Linux names no model
 
 
-def _is_virtual() -> bool | str:
+def _is_virtual() -> bool | None:
     flags = _cpu_flags()
-    return "unknown" if flags is None else "hypervisor" in flags
+    return None if flags is None else "hypervisor" in flags
 
 
 def _cpu_flags() -> list[str] | None:
@@ -214,11 +201,11 @@ def _cpu_flags() -> list[str] | None:
     return flags[1].split() if flags else None
 
 
-def _revision() -> tuple[str, bool | str]:
+def _revision() -> tuple[str, bool | None]:
     """Return the commit of labkit's checkout, and whether the package differs from it."""
     # An installed copy may lie inside another project's repository.
     if not (CHECKOUT / ".git").exists():
-        return "unknown", "unknown"
+        return UNKNOWN, None
     try:
         done = subprocess.run(
             ["git", "status", "--porcelain=v2", "--branch", "--", "labkit"],
@@ -230,7 +217,7 @@ def _revision() -> tuple[str, bool | str]:
             env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},  # writes nothing
         )
     except (OSError, subprocess.SubprocessError):
-        return "unknown", "unknown"
+        return UNKNOWN, None
     lines = done.stdout.splitlines()
-    revision = lines[0].removeprefix("# branch.oid ") if lines else "unknown"
+    revision = lines[0].removeprefix("# branch.oid ") if lines else UNKNOWN
     return revision, any(not line.startswith("#") for line in lines)

@@ -134,7 +134,7 @@ class Job:
     def go(self) -> None:
         """Run; return when it has ended and all watchers know."""
         try:
-            outcome = self._run(cancel=self._asked_to_stop, progress=self).info["status"]
+            outcome = self._run(cancel=self._asked_to_stop, progress=self).info.status
         except Cancelled:  # before there was a run, as while data was copied from a URL
             outcome = "cancelled"
         except Exception as error:  # the panel shows it, whatever it is

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from labkit import units
 from labkit.analysis.stand_ins import stand_in_name
+from labkit.contracts import ROOFLINE
 from labkit.experiments.catalog import CATALOG
 from labkit.experiments.device_speeds import SUFFIX, has_roofline
 from labkit.experiments.request import Request
@@ -46,6 +47,7 @@ from labkit.runs.store import (
     load_run,
     read_info,
 )
+from labkit.settings import CORRECTED
 
 if TYPE_CHECKING:
     from ipywidgets import VBox, Widget
@@ -376,7 +378,7 @@ class Panel:
         if len(self._shown) != 1:
             return False
         info = read_info(self._shown[0])
-        return info["status"] != "finished" and SHARED not in info
+        return info.status != "finished" and not info.shared_from
 
     # --- earlier runs -----------------------------------------------------------------------
 
@@ -403,7 +405,7 @@ class Panel:
         self._error.value = ""
         if len(folders) == 1:
             self._draw(folders[0])
-            created = units.minute(read_info(folders[0])["created_utc"])
+            created = units.minute(read_info(folders[0]).created_utc)
             said = f"showing the run of {created}, {status_of(folders[0])}"
         else:
             self._put(picture_html(compare([load_run(one) for one in folders])))
@@ -471,7 +473,7 @@ def export(folders: Sequence[Path], form: str, results: Path) -> Path:
             return EXPORTS[form](shown[0])
         if form == "HTML report":
             return runs.report(shown, results=results, markdown=False)[0]
-        path = unused(results / REPORTS / f"{shown[0].info['experiment']}-chart.{form.lower()}")
+        path = unused(results / REPORTS / f"{shown[0].info.experiment}-chart.{form.lower()}")
         path.parent.mkdir(parents=True, exist_ok=True)
         return write(compare(shown), path)
 
@@ -515,24 +517,23 @@ def picture_html(figure: Figure) -> str:
 
 def status_of(folder: Path) -> str:
     """Return a run's status; one whose process was killed still calls itself running."""
-    status = str(read_info(folder)["status"])
+    status = read_info(folder).status
     return "stopped" if status == "running" and not is_in_progress(folder) else status
 
 
 def run_line(folder: Path) -> str:
     """Return a run as one line of a list: when, mode, status, stand-ins, machine if another."""
     info = read_info(folder)
-    parts = [units.minute(info["created_utc"]), info["mode"], status_of(folder)]
-    if info.get("kind") == "roofline":
-        parts.append("roofline")
-    if info.get("protocol", "corrected") != "corrected":
-        parts.append(info["protocol"])
-    devices = {str(values.get("device")) for values in info.get("variants", {}).values()}
-    labels = [str(facts["label"]) for facts in (info.get("storages") or {}).values()]
-    parts += sorted(devices - {"None"})
-    parts += sorted({stand_in_name("storage", label) for label in labels} - {"real storage"})
-    if SHARED in info:
-        parts.append(hardware.describe(info["provenance"]))
+    parts = [units.minute(info.created_utc), info.mode, status_of(folder)]
+    if info.kind == ROOFLINE:
+        parts.append(ROOFLINE)
+    if info.protocol != CORRECTED:
+        parts.append(info.protocol)
+    parts += sorted({settings.device for settings in info.variants.values()} - {None})
+    labels = {stand_in_name("storage", facts.label) for facts in info.storages.values()}
+    parts += sorted(labels - {"real storage"})
+    if info.shared_from:
+        parts.append(hardware.describe(info.provenance))
     return " · ".join([*parts, folder.name.split("-")[-1]])
 
 

@@ -19,6 +19,7 @@ import numpy as np
 from labkit import units
 from labkit.analysis.stand_ins import stand_ins
 from labkit.analysis.summary import Row
+from labkit.contracts import ReadCounts
 from labkit.experiments.storage import memory
 from labkit.machine import hardware
 from labkit.report import words
@@ -58,7 +59,7 @@ def advise(
                 f"{name} must be a number above 0 and at most {MOST_GB:,.0f}, got {value!r}; "
                 "give GB of 10^9 bytes"
             )
-    machine_id = hardware.provenance()["machine_id"]
+    machine_id = hardware.provenance().machine_id
     run = next(earlier_runs(results, EXPERIMENT, machine_id=machine_id, mode="full"), None)
     arms = run and _arms(run)
     if not arms:
@@ -73,7 +74,7 @@ def _arms(run: StoredRun) -> dict[str, Points]:
     """Return what was measured of each way to store the data; the baseline first."""
     found: dict[str, Points] = {}
     for row in run.summary.rows:
-        percent = run.info["variants"][row.variant].get("cached")
+        percent = run.info.variants[row.variant].cached
         if None not in (percent, row.normalized_time, row.steady_images_per_s):
             found.setdefault(row.name, []).append((percent / 100, row))
     return {arm: sorted(points, key=itemgetter(0)) for arm, points in found.items()}
@@ -84,14 +85,13 @@ def _table(
 ) -> Table:
     from labkit.report.table import Table
 
-    summary, data = run.summary, run.info["data"]
+    summary, data = run.summary, run.info.data
     base, base_points = next(iter(arms.items()))
     base_rows = [row for _, row in base_points]
     taken_bytes = max(row.peak_pss_bytes or row.peak_rss_bytes or 0 for row in base_rows)
     share = min(max(memory_bytes - taken_bytes, 0) / data_bytes, 1.0)
-    image_bytes = data["bytes"] / data["images"]
-    reads = (run.info.get("reads") or {}).get(base_rows[0].variant) or {}
-    bytes_per_s = reads.get("bytes_per_s")
+    image_bytes = data.bytes / data.images
+    bytes_per_s = run.info.reads.get(base_rows[0].variant, ReadCounts()).bytes_per_s
     read_s = data_bytes / bytes_per_s if bytes_per_s else None
     base_s, cells = None, []
     for arm, points in arms.items():
@@ -169,8 +169,7 @@ def _costs(
     run: StoredRun, arm: str, points: Points, read_s: float | None, data_bytes: float
 ) -> dict[str, float | None]:
     """Return the seconds that each way to come to an arm takes once; None where not measured."""
-    if pack := (run.info.get("costs") or {}).get(points[0][1].variant):
-        pack_s, source_bytes = pack.get("pack_s"), pack.get("source_bytes")
-        known = None not in (read_s, pack_s, source_bytes)
-        return {arm: read_s + pack_s * data_bytes / source_bytes if known else None}
+    if pack := run.info.costs.get(points[0][1].variant):
+        known = None not in (read_s, pack.pack_s, pack.source_bytes)
+        return {arm: read_s + pack.pack_s * data_bytes / pack.source_bytes if known else None}
     return {f"{arm}, data kept there": 0.0, f"{arm}, copied first": read_s}

@@ -70,14 +70,14 @@ def around(summary: Summary, conditions: Sequence[str] = ()) -> tuple[list[Line]
         *([Line(stood_in, 10, "bold", WARNING_INK)] if stood_in else []),
         Line(" · ".join(conditions), color=SOFT_INK),
     ]
-    return title, words.origin(summary.info)
+    return title, words.origin(summary)
 
 
 def kinds(summary: Summary) -> dict[str, Callable[[Summary], Figure]]:
     """Return the charts that a run has, by name: what draws each."""
     if summary.kind == "roofline":
         return {"roofline": roofline}
-    caches = {settings.get("cache") for settings in summary.info["variants"].values()}
+    caches = {settings.cache for settings in summary.info.variants.values()}
     found: dict[str, Callable[[Summary], Figure]] = {"times": times}
     if len(summary.at_speeds) > 1:
         found = {"speeds": speeds, **found}
@@ -228,7 +228,7 @@ def overview(summaries: Sequence[Summary]) -> Figure | None:
         said = [word or row.verdict or "no verdict"]
         value = words.normalized(row) if drawn.bars else ""
         bars = [replace(bar, dots=(), outliers=(), value=value, notes=said) for bar in drawn.bars]
-        experiment = summary.info["experiment"]
+        experiment = summary.info.experiment
         rows.append(replace(drawn, name=f"{experiment}: {row.variant}", bars=bars))
         x = beside_the_loader([row])
         for name, details in find_stand_ins([row]).items():
@@ -266,8 +266,8 @@ def compare(runs: Sequence[StoredRun]) -> Figure:
         ValueError: there are none, they belong to several experiments, or their variants are in
             groups.
     """
-    names = list(dict.fromkeys(str(run.info["experiment"]) for run in runs))
-    if len(names) != 1 or any(run.info.get("groups") for run in runs):
+    names = list(dict.fromkeys(run.info.experiment for run in runs))
+    if len(names) != 1 or any(run.info.groups for run in runs):
         raise ValueError(
             "runs must be of one experiment without groups, got "
             f"{len(runs)} of {', '.join(names) or 'none'}; show others one by one: lab.chart(run)"
@@ -280,7 +280,7 @@ def compare(runs: Sequence[StoredRun]) -> Figure:
         conditions = " · ".join([*words.how_measured(summary), *stood_in])
         ink = WARNING_INK if stood_in else INK
         title.append(Line(f"Run {number}: {conditions}", weight="bold", color=ink))
-        about = filter(None, [words.origin(summary.info), *words.plain_labels(summary)])
+        about = filter(None, [words.origin(summary), *words.plain_labels(summary)])
         title.append(Line(" · ".join(about), color=SOFT_INK))
         for row in summary.rows:
             rows.append(replace(_times_row(summary, row), name=f"{number}: {row.variant}"))
@@ -428,13 +428,13 @@ def find_series(summary: Summary) -> dict[str, Points]:
     Returns:
         Name -> points; nothing where the experiment has no dial, or its baseline is on the dial.
     """
-    chosen = summary.info.get("dial")
+    chosen = summary.info.dial
     if not chosen or _series_name(summary.baseline) != summary.baseline:
         return {}
     found: dict[str, Points] = {}
     for row in summary.rows:
         name = _series_name(row.variant)
-        steps = summary.info["variants"][row.variant].get(chosen["setting"])
+        steps: Any = summary.info.settings_of(row.variant).get(chosen.setting)
         if steps and name != row.variant and row.normalized_time is not None:
             found.setdefault(name, []).append((steps, row))
     return {name: sorted(points, key=itemgetter(0)) for name, points in found.items()}
@@ -467,14 +467,13 @@ def dial(summary: Summary) -> Figure:
 def _draw_dial(axes: Axes, summary: Summary, found: Mapping[str, Points]) -> list[Artist]:
     from matplotlib.lines import Line2D
 
-    chosen = summary.info["dial"]
-    advice = chosen["advice"]
+    chosen, advice = summary.info.dial, summary.info.dial.advice
     every = [*chain(*found.values())]
     steps = sorted({n for n, _ in every} | ({advice} if advice else set()))
     places = {n: place for place, n in enumerate(steps)}  # 1, 10, 100 lie equally far apart
     axes.set_xticks(range(len(steps) + 1), [units.count(n) for n in steps] + ["never"])
     axes.set_xlim(-0.5, len(steps) + 0.5)
-    axes.set_xlabel(f"every N steps ({chosen['setting']})")
+    axes.set_xlabel(f"every N steps ({chosen.setting})")
     axes.set_ylabel("epoch time ÷ the baseline's")
     highest = max([1.0, *(row.normalized_time for _, row in every)])
     axes.set_ylim(0, 1.2 * highest)  # a very long interval is cut off
@@ -485,7 +484,7 @@ def _draw_dial(axes: Axes, summary: Summary, found: Mapping[str, Points]) -> lis
         axes.plot([len(steps)], [1], zorder=3, **BASELINE)
         handles.append(Line2D([], [], label=f"{summary.baseline} (baseline)", **BASELINE))
     if advice:
-        place, label = places[advice], f"{chosen['source']}: every {advice} steps"
+        place, label = places[advice], f"{chosen.source}: every {advice} steps"
         band = (place - GROUP / 2, place + GROUP / 2)
         handles.append(axes.axvspan(*band, color="#e6e6e6", zorder=0, label=label))
     limits = [_negligible_from(points) for points in found.values()]
@@ -530,7 +529,7 @@ def find_sizes(summary: Summary) -> dict[str, dict[str, Points]]:
     Returns:
         "label among N names" -> way to do it -> points of the number and what was measured.
     """
-    tasks = summary.info.get("tasks", {})
+    tasks = summary.info.tasks
     found: dict[str, dict[str, Points]] = {}
     for row in summary.rows:
         numbers: list[int] = [n for n in tasks.get(row.variant, {}).values() if isinstance(n, int)]

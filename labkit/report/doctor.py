@@ -37,22 +37,22 @@ def doctor(data: Path | str | None = None, **folders: Path | str) -> Table:
     if data and "://" not in str(data):
         folders = {"data": data, **folders}
     here, gpu = hardware.provenance(), hardware.cuda()
-    missing = ", ".join(name for name, version in here["versions"].items() if version == "unknown")
-    limited = f"of {here['cpu_count']}: this process is limited to them"
+    missing = ", ".join(name for name, version in here.versions.items() if version == "unknown")
+    limited = f"of {here.cpu_count}: this process is limited to them"
     rows = [
-        ("system", f"{here['platform']}, kernel {here['kernel']}", ""),
-        ("python", here["python"], ""),
+        ("system", f"{here.platform}, kernel {here.kernel}", ""),
+        ("python", here.python, ""),
         (
             "packages",
-            ", ".join(f"{name} {version}" for name, version in here["versions"].items()),
+            ", ".join(f"{name} {version}" for name, version in here.versions.items()),
             f"missing: {missing}; install the lab's requirements again" if missing else "",
         ),
         (
             "cores",
-            f"{here['cores']} × {here['cpu_model']}",
-            limited if here["cores"] != here["cpu_count"] else "",
+            f"{here.cores} × {here.cpu_model}",
+            limited if here.cores != here.cpu_count else "",
         ),
-        ("memory", units.count_bytes(here["memory_bytes"]), ""),
+        ("memory", units.count_bytes(here.memory_bytes), ""),
     ]
     if room := shared_memory.usage():
         remark = ""

@@ -6,7 +6,8 @@ Which variants belong together follows from their settings.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from labkit import units
@@ -14,13 +15,13 @@ from labkit.analysis.roofline import ALONE, pipelines
 from labkit.analysis.stand_ins import stand_ins
 from labkit.analysis.summary import Row, epoch_bars, ratios
 from labkit.analysis.winner import other_work, winner
+from labkit.contracts import Cost, ReadCounts
 from labkit.machine import hardware
 from labkit.parts.training.exchange import LINK, NO_SYNC, NOOP
 from labkit.report.table import Table, Tables
 from labkit.report.words import check_baseline, not_measured, reason
 from labkit.runs.store import StoredRun
-
-Variants = Mapping[str, Mapping[str, Any]]
+from labkit.settings import Settings
 
 PUBLISHED_TAKES = "the document's time takes"
 HOUR_S = 3_600
@@ -35,7 +36,7 @@ def findings(run: StoredRun) -> Tables:
     """Return what a run supports beside its table, without tables that would be empty."""
     if run.summary.kind == "roofline":
         tables = {"Training speed, images/s": _speeds(run)}
-    elif run.info.get("groups"):
+    elif run.info.groups:
         tables = {"What the network takes of a step": _communication(run)}
     else:
         tables = {
@@ -52,12 +53,11 @@ def savings(run: StoredRun, *, epochs: int, images: int) -> Table:
         if value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")
     check_baseline(run)
-    data, summary = run.info["data"], run.summary
-    if not data.get("bytes"):
+    data, summary = run.info.data, run.summary
+    if not data.bytes:
         raise ValueError("run must record the size of its data, got none; run it again")
-    data_bytes = data["bytes"] / data["images"] * images
-    recorded_bytes = run.info["provenance"].get("memory_bytes")
-    cache_bytes = CACHE_SHARE * (recorded_bytes or hardware.memory_bytes())
+    data_bytes = data.bytes / data.images * images
+    cache_bytes = CACHE_SHARE * (run.info.provenance.memory_bytes or hardware.memory_bytes())
     fits = data_bytes <= cache_bytes
     # All trials of a run have equally many images.
     scale = images / next(trial.epochs[0].images for trial in run.trials if trial.epochs)
@@ -163,13 +163,13 @@ def _speeds(run: StoredRun) -> Table | None:
 
 def _communication(run: StoredRun) -> Table | None:
     """Return the share of a step that each exchange of gradients takes, beside none at all."""
-    variants, cells, bandwidths = run.info["variants"], [], []
-    for group, base in run.info["baselines"].items():
-        if variants[base].get("exchange") != NOOP:
+    variants, cells, bandwidths = run.info.variants, [], []
+    for group, base in run.info.baselines.items():
+        if variants[base].exchange != NOOP:
             continue
         networks: list[tuple[float, float]] = []  # 1 ÷ Mbit/s, 0 without a link; normalized time
         for row in run.summary.rows:
-            exchange = variants[row.variant]["exchange"]
+            exchange = variants[row.variant].exchange
             if row.group != group or exchange in (NOOP, NO_SYNC):
                 continue
             times = {"share": row.normalized_time, "ci_low": row.ci_low, "ci_high": row.ci_high}
@@ -217,7 +217,7 @@ def _from_bandwidth(networks: Sequence[tuple[float, float]]) -> str:
 
 def _against_memory(run: StoredRun) -> Table | None:
     """Compare media in memory with warm disks."""
-    variants = run.info["variants"]
+    variants = run.info.variants
     rows = [row for row in run.summary.rows if row.epochs_s and row.variant in variants]
     in_memory = [row for row in rows if run.summary.facts(row.variant).stays_in_memory]
     pairs = [
@@ -227,7 +227,7 @@ def _against_memory(run: StoredRun) -> Table | None:
         # A row that is labelled warm was measured to be: its trials count only then.
         if disk not in in_memory
         and disk.labels.get("cache") == "warm"
-        and _differ_only_in(variants, disk, row, "cache", "storage")
+        and _differ_only_in_medium(variants[disk.variant], variants[row.variant])
     ]
     found = ratios(run.summary, pairs, "total")
     cells = []
@@ -249,9 +249,8 @@ def _against_memory(run: StoredRun) -> Table | None:
     return Table(cells, notes=(note,)) if cells else None
 
 
-def _differ_only_in(variants: Variants, one: Row, other: Row, *names: str) -> bool:
-    ignored = dict.fromkeys(names)
-    return {**variants[one.variant], **ignored} == {**variants[other.variant], **ignored}
+def _differ_only_in_medium(one: Settings, other: Settings) -> bool:
+    return replace(one, cache=other.cache, storage=other.storage) == other
 
 
 # --- what storing costs -----------------------------------------------------------------
@@ -259,14 +258,14 @@ def _differ_only_in(variants: Variants, one: Row, other: Row, *names: str) -> bo
 
 def _costs(run: StoredRun) -> Table | None:
     """Return what each variant's files cost once, and after how many epochs that is earned back."""
-    made, summary, data = run.info.get("costs"), run.summary, run.info["data"]
+    made, summary, data = run.info.costs, run.summary, run.info.data
     if not made:
         return None
-    base, cells = made.get(summary.baseline, {}), []
+    base, cells = made.get(summary.baseline), []
     for row in summary.rows:
-        own = made.get(row.variant, {})
-        reads = (run.info.get("reads") or {}).get(row.variant) or {}
-        size_bytes = own["bytes"] if own else data["bytes"]
+        own = made.get(row.variant)
+        reads = run.info.reads.get(row.variant, ReadCounts())
+        size_bytes = own.bytes if own else data.bytes
         made_s, saved_s = _made_s(own), _saved_s_per_epoch(row, run)
         # Equal files cost nothing more; a gain that a verdict denies earns nothing back.
         gains = own != base and not (summary.judged and row.verdict != "faster")
@@ -277,11 +276,11 @@ def _costs(run: StoredRun) -> Table | None:
             {
                 "variant": row.variant,
                 "size_bytes": size_bytes,
-                "of_original": size_bytes / data["bytes"] if data["bytes"] else None,
+                "of_original": size_bytes / data.bytes if data.bytes else None,
                 "made_s": made_s,
-                "opens_per_image": reads.get("opens"),
-                "reads_per_image": reads.get("calls"),
-                "disk_requests_per_image": reads.get("requests"),
+                "opens_per_image": reads.opens,
+                "reads_per_image": reads.calls,
+                "disk_requests_per_image": reads.requests,
                 "saved_s_per_epoch": saved_s,
                 "earned_back_epochs": epochs,
             }
@@ -295,18 +294,17 @@ def _costs(run: StoredRun) -> Table | None:
     return Table(cells, notes=notes)
 
 
-def _made_s(made: Mapping[str, Any]) -> float | None:
-    """Add up the seconds of packing and copying; None where one of them was not recorded."""
-    seconds = [made[name] for name in ("pack_s", "copy_s") if name in made]
-    return sum(seconds) if seconds and None not in seconds else None
+def _made_s(made: Cost | None) -> float | None:
+    """Add up the seconds of packing and copying; None where nothing was made, or it is unknown."""
+    return None if made is None or made.pack_s is None else made.pack_s + made.copy_s
 
 
 def _saved_s_per_epoch(row: Row, run: StoredRun) -> float | None:
-    summary, images = run.summary, (run.info.get("calibration") or {}).get("images")
+    summary, images = run.summary, run.summary.calibration.images
     base_s = summary.rows[0].time_s
     if row.variant == summary.baseline or None in (row.normalized_time, base_s, images):
         return None
-    epoch_s = base_s / summary.epochs * run.info["data"]["images"] / images
+    epoch_s = base_s / summary.epochs * run.info.data.images / images
     return epoch_s * (1 - row.normalized_time)
 
 
@@ -323,20 +321,21 @@ def _combinations(run: StoredRun) -> Table | None:
     Source: DOCUMENTS C, "Combined"; the differential method is DS-Analyzer's (VLDB 2021).
     """
     rows = {row.variant: row for row in run.summary.rows}
-    base = run.info["variants"][run.info["baseline"]]
+    base = run.info.base_settings
     base_key = _factors(base)
+    as_in_base: dict[str, Any] = dict(zip(FACTORS, base_key))
     combinations: dict[tuple, Row] = {}
     loads: dict[tuple, Row] = {}
     computes: dict[object, Row] = {}
-    for name, settings in run.info["variants"].items():
+    for name, settings in run.info.variants.items():
         storage, prefetcher, preprocessor = key = _factors(settings)
         facts = run.summary.facts(name)
         if facts.trains_nothing:
-            if prefetcher == base.get("prefetcher"):
+            if prefetcher == base.prefetcher:
                 loads.setdefault((storage, preprocessor), rows[name])
         elif facts.repeats_one_batch:
             computes.setdefault(preprocessor, rows[name])
-        elif settings | dict.fromkeys(FACTORS) == base | dict.fromkeys(FACTORS):
+        elif replace(settings, **as_in_base) == base:
             combinations.setdefault(key, rows[name])
     changed = {key: [i for i in range(3) if key[i] != base_key[i]] for key in combinations}
     if not any(len(places) > 1 for places in changed.values()):
@@ -356,10 +355,10 @@ def _combinations(run: StoredRun) -> Table | None:
         predicted = [*_compose(list(map(_time, singles))), _max_model(*map(_time, parts))]
         missing = "to predict, run all variants in full mode" if None in [*singles, *parts] else ""
         cells.append(_predicted(row.variant, row, predicted, reason(row) or missing))
-    for label, singles in (run.info.get("singles") or {}).items():
+    for label, times in run.info.singles.items():
         if (row := rows.get(label)) and row.published:
             published = Row(variant="", status="ok", normalized_time=row.published)
-            predicted, remark = [*_compose([*singles.values()]), None], "single runs, no interval"
+            predicted, remark = [*_compose([*times.values()]), None], "single runs, no interval"
             cells.append(_predicted(f"published: {label}", published, predicted, remark))
     return Table(cells)
 
@@ -383,8 +382,8 @@ def _predicted(
     }
 
 
-def _factors(settings: Mapping[str, Any]) -> tuple[object, ...]:
-    return tuple(settings.get(factor) for factor in FACTORS)
+def _factors(settings: Settings) -> tuple[str, ...]:
+    return tuple(getattr(settings, factor) for factor in FACTORS)
 
 
 def _time(row: Row | None) -> float | None:

@@ -22,7 +22,7 @@ from labkit.analysis.roofline import ALONE
 from labkit.analysis.stand_ins import stand_ins
 from labkit.analysis.summary import Row, Summary
 from labkit.analysis.winner import passed_over, winner
-from labkit.contracts import as_part
+from labkit.contracts import UNKNOWN, as_part
 from labkit.parts.decoding import Decoder
 from labkit.parts.loading import Loader
 from labkit.parts.packing.folder import find_annotations
@@ -31,8 +31,8 @@ from labkit.parts.preprocessing.crops import draw_crop
 from labkit.parts.training.reporting import check_sink
 from labkit.report.words import check_baseline, how_measured, plain_labels, published, reason
 from labkit.resolve import BUILT_IN, find_part, label_samples, stored_folder
-from labkit.runs.store import SHARED, StoredRun
-from labkit.settings import Settings, pick, read_settings
+from labkit.runs.store import StoredRun
+from labkit.settings import Settings, pick
 
 if TYPE_CHECKING:
     import jinja2
@@ -106,7 +106,7 @@ def recipe(run: StoredRun, variant: str | None = None) -> str:
         "stored_folder": stored_folder(settings).as_posix(),
         "result": [*_result(run, summary, row, is_chosen=variant is None), *of_samples],
         "boxes": _boxes(run, settings),
-        "excluded": sorted(run.info.get("excluded") or ()),
+        "excluded": sorted(run.info.excluded),
         "decode": Code(decode.__name__),
         "decode_source": Code(_source(decode)),
         "detector": preprocessor.batch == "detector",
@@ -178,7 +178,7 @@ def _settings(run: StoredRun, variant: str) -> Settings:
     Raises:
         ValueError: no program can be written of them.
     """
-    settings = read_settings(run.info["variants"][variant])
+    settings = run.info.check_settings(variant)
     if find_part(Loader, settings.loader).is_outside:
         raise ValueError(
             f"variant must load with torch or threads, got loader {settings.loader!r} in "
@@ -193,13 +193,13 @@ def _settings(run: StoredRun, variant: str) -> Settings:
 
 def _boxes(run: StoredRun, settings: Settings) -> tuple[str, str] | None:
     """Return COCO's JSON file and the folder of its images; None: the data has no boxes."""
-    data, folder = run.info["data"], Path(settings.data)
-    if data.get("boxes") != "coco":
+    data, folder = run.info.data, Path(settings.data)
+    if data.boxes != "coco":
         return None
     found = folder.parent / "annotations" / f"instances_{folder.name}.json", folder
-    if data.get("manifest_hash", "unknown") != "unknown":  # labkit made it
+    if data.manifest_hash != UNKNOWN:  # labkit made it
         found = folder / ANNOTATIONS, folder / "images"
-    elif SHARED not in run.info:
+    elif not run.info.shared_from:
         with contextlib.suppress(OSError, ValueError):  # it may have changed since
             found = find_annotations(folder) or found
     return found[0].as_posix(), found[1].as_posix()
@@ -207,12 +207,11 @@ def _boxes(run: StoredRun, settings: Settings) -> tuple[str, str] | None:
 
 def _result(run: StoredRun, summary: Summary, row: Row, *, is_chosen: bool) -> Iterator[str]:
     """Yield the variant's result and its conditions, a comment each."""
-    stored = run.info["variants"]
-    own, baseline = stored[row.variant], stored[summary.baseline]
+    own, baseline = (run.info.variants[label] for label in (row.variant, summary.baseline))
     is_baseline = row.variant == summary.baseline
     chosen = "fastest " if is_chosen and not is_baseline else ""
     yield (
-        f"Run: {run.info['experiment']}/{run.folder.name}, {chosen}variant {row.variant!r}, "
+        f"Run: {run.info.experiment}/{run.folder.name}, {chosen}variant {row.variant!r}, "
         f"baseline {summary.baseline!r}"
     )
     if is_baseline and is_chosen:
@@ -221,10 +220,11 @@ def _result(run: StoredRun, summary: Summary, row: Row, *, is_chosen: bool) -> I
         for name, why in passed_over(summary).items():
             yield f"Not {name!r}: {why}."
     if not is_baseline:
+        was = vars(baseline)
         changes = [
-            f"{name} {own[name]!r} (was {baseline.get(name)!r})"
-            for name in own
-            if own[name] != baseline.get(name)
+            f"{name} {value!r} (was {was[name]!r})"
+            for name, value in vars(own).items()
+            if value != was[name]
         ]
         yield f"Changed: {', '.join(changes) or 'nothing, so its gain is noise'}"
         measured = f"Measured: {units.normalized(row.normalized_time)} of the baseline's time"
@@ -234,8 +234,8 @@ def _result(run: StoredRun, summary: Summary, row: Row, *, is_chosen: bool) -> I
         if row.published is not None:
             measured += f"; the document reported {published(summary, row)}"
         yield measured
-    if (times := own.get("step_repeats", 1)) > 1:
-        yield f"The run trained on each batch {times} times, this program does once."
+    if own.step_repeats > 1:
+        yield f"The run trained on each batch {own.step_repeats} times, this program does once."
     if summary.is_floor(row.variant):
         yield "It does only part of the baseline's work, so it is a limit and no remedy."
     yield f"Conditions: {' · '.join([*how_measured(summary), *plain_labels(summary)])}"

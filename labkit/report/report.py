@@ -22,6 +22,7 @@ from labkit.analysis.stand_ins import find_stand_ins, stand_ins
 from labkit.analysis.summary import in_common
 from labkit.analysis.winner import winner
 from labkit.claims.ledger import GROUPS, answer_in_short, answers, weigh_answer
+from labkit.contracts import UNKNOWN, Provenance, RunInfo
 from labkit.experiments.catalog import CATALOG
 from labkit.experiments.request import Request
 from labkit.files import unused, write_whole
@@ -29,7 +30,6 @@ from labkit.machine import hardware
 from labkit.report import bars, charts, words
 from labkit.runs.store import (
     REPORTS,
-    SHARED,
     StoredRun,
     explain_unwritable,
     newest_runs,
@@ -106,7 +106,7 @@ def report(
         if markdown:
             figures: dict[str, Any] = {}
             for number, (run, section) in enumerate(zip(runs, page["sections"]), 1):
-                to_figure = f"{FIGURES}/{number}-{run.info['experiment']}"
+                to_figure = f"{FIGURES}/{number}-{run.info.experiment}"
                 section["images"] = {kind: f"{to_figure}-{kind}" for kind in section["charts"]}
                 figures |= {section["images"][kind]: x for kind, x in section["charts"].items()}
             if page["overview"] and page["overview"]["chart"]:
@@ -139,9 +139,9 @@ def facts(run: StoredRun) -> dict[str, Any]:
     from labkit.report.table import table
 
     info, summary, request = run.info, run.summary, Request.read(run.info)
-    suffix = f" ({AS_PUBLISHED})" if info.get("protocol") == AS_PUBLISHED else ""
+    suffix = f" ({AS_PUBLISHED})" if info.protocol == AS_PUBLISHED else ""
     return {
-        "name": f"{info['experiment']}{suffix}",
+        "name": f"{info.experiment}{suffix}",
         "title": f"{summary.question}{suffix}",
         "warnings": list(filter(None, [_unfinished(info), *stand_ins(summary)])),
         "conditions": words.conditions(summary),
@@ -236,13 +236,13 @@ def claims_table(rows: Sequence[Mapping[str, Any]]) -> Table:
 
 def _machines(runs: Sequence[StoredRun]) -> list[dict[str, Any]]:
     """Return each machine: its facts, its runs' numbers, from 1, and its name if another one."""
-    here = hardware.provenance()["machine_id"]
+    here = hardware.provenance().machine_id
     found: list[dict[str, Any]] = []
     for number, run in enumerate(runs, 1):
-        provenance = run.info["provenance"]
-        is_here = provenance.get("machine_id") == here and SHARED not in run.info
+        provenance = run.info.provenance
+        is_here = provenance.machine_id == here and not run.info.shared_from
         machine = {
-            "facts": machine_facts(run.info),
+            "facts": machine_facts(provenance),
             "elsewhere": "" if is_here else hardware.describe(provenance),
         }
         known = next((one for one in found if machine.items() <= one.items()), None)
@@ -252,37 +252,34 @@ def _machines(runs: Sequence[StoredRun]) -> list[dict[str, Any]]:
     return found
 
 
-def _unfinished(info: Mapping[str, Any]) -> str:
-    status = info["status"]
-    if status == "finished":
+def _unfinished(info: RunInfo) -> str:
+    if info.status == "finished":
         return ""
-    why = f": {info['reason']}" if info.get("reason") else ""
-    return f"This run {STATUS.get(status, f'is {status}')}{why}. Only completed trials count."
+    why = f": {info.reason}" if info.reason else ""
+    status = STATUS.get(info.status, f"is {info.status}")
+    return f"This run {status}{why}. Only completed trials count."
 
 
 def method_facts(run: StoredRun) -> Pairs:
     """Return how a run was measured, on which data, with which settings."""
-    info, calibration = run.info, run.info.get("calibration") or {}
-    data: Mapping = info["data"]
+    info, data, calibration = run.info, run.info.data, run.summary.calibration
+    about_data = [
+        units.count(data.images, "image") if data.images else "",
+        units.count_bytes(data.bytes) if data.bytes else "",
+        f"folder: {data.folder}" if data.folder else "",
+        f"boxes: {data.boxes}" if data.boxes else "",
+        f"manifest {data.manifest_hash[:12]}" if data.manifest_hash != UNKNOWN else "",
+    ]
     found = {
-        "run": f"{info['experiment']}/{run.folder.name}",
-        "data": ", ".join(
-            [
-                *([units.count(data["images"], "image")] if "images" in data else []),
-                *([units.count_bytes(data["bytes"])] if "bytes" in data else []),
-                *(f"{name}: {data[name]}" for name in ("folder", "boxes") if data.get(name)),
-                *([f"manifest {data['manifest'][:12]}"] if data.get("manifest") else []),
-            ]
-        ),
-        "images per epoch": units.count(calibration["images"]) if "images" in calibration else "",
-        "simulated GPU": str(calibration.get("calibrated", "")),
+        "run": f"{info.experiment}/{run.folder.name}",
+        "data": ", ".join(filter(None, about_data)),
+        "images per epoch": units.count(calibration.images) if calibration.images else "",
+        "simulated GPU": calibration.calibrated,
         **{
-            f"medium {name}": ", ".join(
-                str(medium[key]) for key in ("filesystem", "device", "label") if medium.get(key)
-            )
-            for name, medium in (info.get("storages") or {}).items()
+            f"medium {name}": ", ".join(filter(None, (of.filesystem, of.device, of.label)))
+            for name, of in info.storages.items()
         },
-        "settings": _settings({**in_common(info["variants"].values()), "data": None}),
+        "settings": _settings({**_in_common(info), "data": None}),
     }
     return [(name, text) for name, text in found.items() if text]
 
@@ -291,32 +288,32 @@ def _settings(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={value}" for name, value in values.items() if value is not None)
 
 
-def _differences(info: Mapping[str, Any]) -> Table | None:
+def _in_common(info: RunInfo) -> dict[str, Any]:
+    return in_common([info.settings_of(label) for label in info.variants])
+
+
+def _differences(info: RunInfo) -> Table | None:
     """Return the settings in which variants differ; None where they do not."""
     from labkit.report.table import Table
 
-    variants = info["variants"]
-    common = in_common(variants.values())
+    common = _in_common(info)
     own = {
-        label: _settings({name: value for name, value in settings.items() if name not in common})
-        for label, settings in variants.items()
+        label: _settings({k: v for k, v in info.settings_of(label).items() if k not in common})
+        for label in info.variants
     }
     rows = [{"variant": label, "settings": text} for label, text in own.items()]
     return Table(rows) if any(own.values()) else None
 
 
-def machine_facts(info: Mapping[str, Any]) -> Pairs:
+def machine_facts(provenance: Provenance) -> Pairs:
     """Return the machine and the software of a run."""
-    provenance: Mapping = info["provenance"]
-    versions = {"python": provenance.get("python"), **(provenance.get("versions") or {})}
-    system = (
-        f"{provenance.get('platform', 'unknown')}, kernel {provenance.get('kernel', 'unknown')}"
-    )
-    software = [f"{name} {version}" for name, version in versions.items() if version]
+    versions = {"python": provenance.python, **provenance.versions}
+    system = f"{provenance.platform}, kernel {provenance.kernel}"
+    software = [f"{name} {version}" for name, version in versions.items() if version != UNKNOWN]
     found = [
         ("machine", hardware.describe(provenance)),
-        ("memory", units.count_bytes(provenance.get("memory_bytes"))),
-        ("system", f"{system}, virtual" if provenance.get("virtual") is True else system),
+        ("memory", units.count_bytes(provenance.memory_bytes)),
+        ("system", f"{system}, virtual" if provenance.virtual else system),
         ("software", ", ".join(software)),
     ]
     return [(name, text) for name, text in found if text]

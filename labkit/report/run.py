@@ -132,7 +132,7 @@ def run(
         progress: whether to print a bar with ETA, or an object to report to instead.
 
     Returns:
-        The run as it is on disk; `run.info["status"]` is finished or cancelled.
+        The run as it is on disk; `run.info.status` is finished or cancelled.
 
     Raises:
         ValueError: settings, data or parts that cannot work, before anything is timed.

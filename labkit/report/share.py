@@ -15,17 +15,16 @@ import json
 import re
 import zipfile
 import zlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from labkit.contracts import SCHEMA as ROW_SCHEMA
-from labkit.contracts import Trial, utc_now
+from labkit.contracts import RunInfo, Trial
 from labkit.files import write_whole
 from labkit.machine import hardware
 from labkit.report.report import facts
-from labkit.runs.experiment import Dial
 from labkit.runs.store import (
-    INFO_TYPES,
     RESERVED,
     RUN_FILE,
     SHARED,
@@ -35,10 +34,10 @@ from labkit.runs.store import (
     check_version,
     explain_unwritable,
     fits,
+    from_json,
     is_in_progress,
     load_run,
-    misfit,
-    split_local,
+    shareable,
     write_info,
 )
 
@@ -49,9 +48,6 @@ MAX_ITEMS, MAX_KEYS, MAX_KEY_CHARACTERS, MAX_CHARACTERS, MAX_NUMBER = 20_000, 20
 # These control a terminal, reverse the direction of writing, or cannot be written as UTF-8.
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 FOLDER_NAME = re.compile(r"[\w-]{1,80}", re.ASCII)
-
-# Of run.json, beside what every run must hold.
-TYPES = {"run": str, "dial": Dial | None}
 
 
 def write(run: StoredRun, file: Path | str | None = None) -> Path:
@@ -74,31 +70,21 @@ def write(run: StoredRun, file: Path | str | None = None) -> Path:
             f"run must have ended before it is shared, got one in progress in {run.folder}; "
             "wait for it or cancel it"
         )
-    info, local = split_local(run.info)
-    for label, settings in local.get("variants", {}).items():
-        if any(str(place) in label for place in settings.values()):
-            raise ValueError(
-                f"variants must not be labelled with a folder to be shared, got {label!r}; "
-                "give each a label of its own and run again"
-            )
-    rows = [split_local(trial.to_row())[0] for trial in run.trials]
-    data = f"manifest {str(info['data'].get('manifest_hash', 'unknown'))[:12]}"
-    for settings in (*info["variants"].values(), *(row["settings"] for row in rows)):
-        if "data" in settings:
-            settings["data"] = data
-    # A process that was killed left "running" behind.
-    info["status"] = info["status"].replace("running", "cancelled")
-    info.setdefault("run", re.sub(r"[^\w-]", "-", run.folder.name, flags=re.ASCII)[:80])
-    if info.get("schema", 0) < 2:  # notes named files
-        info["notes"] = []
+    info = replace(
+        run.info,
+        # A process that was killed left "running" behind.
+        status=run.info.status.replace("running", "cancelled"),
+        run=run.info.run or re.sub(r"[^\w-]", "-", run.folder.name, flags=re.ASCII)[:80],
+    )
+    stored, rows = shareable(info, run.trials)
     members = {
-        RUN_FILE: json.dumps(info, indent=1, ensure_ascii=False).encode(),
+        RUN_FILE: json.dumps(stored, indent=1, ensure_ascii=False).encode(),
         TRIALS_FILE: "\n".join(json.dumps(row, ensure_ascii=False) for row in rows).encode(),
     }
     _parse(members)
     path = run.folder if file is None else Path(file)
     if path.is_dir():
-        path /= f"{info['experiment']}-{info['run']}{SUFFIX}"
+        path /= f"{info.experiment}-{info.run}{SUFFIX}"
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as target:
         for name, content in members.items():
@@ -115,7 +101,7 @@ def open_shared(file: Path | str, results: Path | str) -> StoredRun:
 
     Returns:
         The run; of a file that was opened before, the one that is there.
-        `run.info["shared"]` holds opened_utc and from, the machine.
+        `run.info.shared_from` names the machine.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -125,12 +111,12 @@ def open_shared(file: Path | str, results: Path | str) -> StoredRun:
     members = _read(Path(file))
     info, rows = _parse(members)
     digest = hashlib.sha256(members[RUN_FILE] + members[TRIALS_FILE]).hexdigest()
-    folder = Path(results) / SHARED / info["experiment"] / f"{info['run']}-{digest[:6]}"
+    folder = Path(results) / SHARED / info.experiment / f"{info.run}-{digest[:6]}"
     if (folder / RUN_FILE).exists():
         return load_run(folder)
     try:
+        info = replace(info, shared_from=hardware.describe(info.provenance))
         run = StoredRun(folder=folder, info=info, trials=tuple(map(Trial.from_row, rows)))
-        info[SHARED] = {"opened_utc": utc_now(), "from": hardware.describe(info["provenance"])}
         facts(run)  # all that users see of it
     except Exception as error:  # a stranger's numbers can be wrong in any way
         raise _refused("hold a run that can be shown", f"{error!r:.200}") from None
@@ -169,27 +155,30 @@ def _read(path: Path) -> dict[str, bytes]:
     return members
 
 
-def _parse(members: dict[str, bytes]) -> tuple[Facts, list[Facts]]:
-    """Return the facts and rows of a share file.
+def _parse(members: dict[str, bytes]) -> tuple[RunInfo, list[Facts]]:
+    """Return the run and the rows of a share file.
 
     Raises:
         ValueError: they are not what a run of this labkit holds.
     """
     try:
-        info = json.loads(members[RUN_FILE])
+        stored = json.loads(members[RUN_FILE])
         rows = [json.loads(line) for line in members[TRIALS_FILE].splitlines()]
         is_plain = len(rows) <= MAX_ROWS and all(
-            isinstance(each, dict) and _is_small(each) for each in (info, *rows)
+            isinstance(each, dict) and _is_small(each) for each in (stored, *rows)
         )
     except (ValueError, RecursionError):
         raise _refused("hold JSON texts", "others, or one nested too deeply") from None
-    if isinstance(info, dict):
-        check_version(info, RUN_FILE)
+    if isinstance(stored, dict):
+        check_version(stored, RUN_FILE)
     if not is_plain:
         raise _refused("hold plain JSON objects within the limits of size", "others")
-    if name := misfit(info, INFO_TYPES | TYPES):
-        raise _refused(f"hold {name} as labkit writes it", f"{info.get(name)!r:.80}")
-    for name in (info["experiment"], info["run"]):
+    try:
+        info = from_json(stored)
+    except ValueError as fact:
+        name = str(fact)
+        raise _refused(f"hold {name} as labkit writes it", f"{stored.get(name)!r:.80}") from None
+    for name in (info.experiment, info.run or ""):
         if not FOLDER_NAME.fullmatch(name) or name in RESERVED:
             raise _refused("name its experiment and run in letters, digits, - and _", repr(name))
     for row in rows:
@@ -198,7 +187,7 @@ def _parse(members: dict[str, bytes]) -> tuple[Facts, list[Facts]]:
                 f"schema must be at most {ROW_SCHEMA}, got {schema!r} in {TRIALS_FILE}; "
                 "update labkit to open this file"
             )
-        if not fits(row, Trial) or row["variant"] not in info["variants"]:
+        if not fits(row, Trial) or row["variant"] not in info.variants:
             raise _refused("hold rows as labkit writes them", f"{row!r:.80}")
     return info, rows
 

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from labkit import units
 from labkit.analysis import published as documents
-from labkit.analysis.roofline import Pipeline, calibrated, pipelines, published_takes
+from labkit.analysis.roofline import Pipeline, pipelines, published_takes
 from labkit.analysis.stand_ins import (
     STAND_INS,
     beside_the_loader,
@@ -26,17 +25,17 @@ from labkit.analysis.stand_ins import (
 from labkit.analysis.statistics import UNSTABLE
 from labkit.analysis.summary import Row, Summary, ratios
 from labkit.analysis.winner import passed_over, winner
+from labkit.contracts import UNKNOWN, ProvedRates, Provenance, RunInfo
 from labkit.experiments.device_speeds import SUFFIX
 from labkit.machine import hardware
 from labkit.parts.devices import FREE_LOADER_MIN_AU
 from labkit.parts.storage.disks import MAX_ERROR_SHARE
 from labkit.runs.store import StoredRun, readable_reason
-from labkit.settings import CORRECTED
+from labkit.settings import CORRECTED, Settings
 
 # Labels of variants whose work is not the same as the baseline's.
 OF_WORK = ("images", "loss", "precision", "training loop", "ranks")
 REVISION_SHOWN = 7  # characters of a commit, as git shows it
-NOT_KNOWN = "unknown"
 
 
 # --- a run ------------------------------------------------------------------------------
@@ -45,9 +44,9 @@ NOT_KNOWN = "unknown"
 def conditions(summary: Summary) -> str:
     """Return in one line how a run was measured: mode, blocks, noise, labels, source."""
     noise = noise_floor(summary) if summary.has_groups else ""
-    source = f"source: {summary.info['source']}" if summary.info.get("source") else ""
-    kind = (summary.info.get("data") or {}).get("kind")
-    data = f"data: {kind}" if kind else ""
+    info = summary.info
+    source = f"source: {info.source}" if info.source else ""
+    data = f"data: {info.data.kind}" if info.data.kind else ""
     parts = [*how_measured(summary), noise, *plain_labels(summary), data, source]
     return " · ".join(filter(None, parts))
 
@@ -104,20 +103,21 @@ def checks(summary: Summary) -> list[str]:
         Lines such as "simulated GPU: 99.7 % busy with a free loader (required: 99 %)";
         empty where nothing stands in.
     """
-    found, calibration = [], summary.calibration
-    if (busy := calibration.get("free_loader_au")) is not None:
+    found, info, calibration = [], summary.info, summary.calibration
+    if calibration.free_loader_au is not None:
         # Several beside each other have not proved it.
-        one = "one " * any(its.get("ranks", 1) > 1 for its in summary.info["variants"].values())
+        one = "one " * any(its.ranks > 1 for its in info.variants.values())
         found.append(
-            f"{one}simulated GPU: {units.percent(busy)} busy with a free loader (required: "
-            f"{units.limit(FREE_LOADER_MIN_AU)}{_when(calibration, 'free_loader_checked_utc')})"
+            f"{one}simulated GPU: {units.percent(calibration.free_loader_au)} busy with a free "
+            f"loader (required: {units.limit(FREE_LOADER_MIN_AU)}"
+            f"{_when(calibration.free_loader_checked_utc)})"
         )
-    proved = (summary.info.get("storages") or {}) | (summary.info.get("links") or {})
+    proved: dict[str, ProvedRates] = {**info.storages, **info.links}
     for name, facts in proved.items():
-        if rates := facts.get("rates"):
+        if facts.rates:
             found.append(
-                f"{name}: {', '.join(map(describe_rate, rates))} (tolerance: "
-                f"{units.limit(MAX_ERROR_SHARE)}{_when(facts, 'rates_checked_utc')})"
+                f"{name}: {', '.join(map(describe_rate, facts.rates))} (tolerance: "
+                f"{units.limit(MAX_ERROR_SHARE)}{_when(facts.rates_checked_utc)})"
             )
     return found
 
@@ -167,7 +167,7 @@ def bound(summary: Summary) -> list[str]:
     base = next((row for row in summary.rows if summary.is_baseline(row)), None)
     if summary.x is None or summary.has_groups or base.normalized_time is None:
         return []
-    if any(its.get("ranks", 1) > 1 for its in summary.info["variants"].values()):
+    if any(its.ranks > 1 for its in summary.info.variants.values()):
         return []  # several GPUs are faster than one
     # What the device computes in the baseline's epochs remains.
     least = units.normalized(documents.least_time(base))
@@ -177,16 +177,16 @@ def bound(summary: Summary) -> list[str]:
 def several_gpus(summary: Summary) -> list[str]:
     """Return what several GPUs need and this machine loads; nothing of a run with one GPU."""
     info, calibration = summary.info, summary.calibration
-    if (loaded := calibration.get("load_images_per_s")) is None:
+    if (loaded := calibration.load_images_per_s) is None:
         return []
     # The run's own, or a real one that was measured beside it.
-    own = calibration.get("device_images_per_s") or calibration.get("gpu_images_per_s")
+    own = calibration.device_images_per_s or calibration.gpu_images_per_s
     needs: dict[float, list[str]] = {}  # images/s of one GPU -> what several need
-    for label, its in info["variants"].items():
-        x = (info.get("tasks") or {}).get(label, {}).get("x")
+    for label, its in info.variants.items():
+        x = info.x_of(label)
         one = x * loaded if x else own
-        if one and (ranks := its.get("ranks", 1)) > 1:
-            needs.setdefault(one, []).append(f"{ranks} need {ranks * one:,.0f}")
+        if one and its.ranks > 1:
+            needs.setdefault(one, []).append(f"{its.ranks} need {its.ranks * one:,.0f}")
     return [
         f"GPUs that train {units.rate(one)} each: {', '.join(several)}; this machine loads "
         f"{units.rate(loaded)}"
@@ -194,43 +194,38 @@ def several_gpus(summary: Summary) -> list[str]:
     ]
 
 
-def _when(facts: Mapping[str, Any], key: str) -> str:
-    return f"; checked {units.minute(facts[key])}" if facts.get(key) else ""
+def _when(checked_utc: str) -> str:
+    return f"; checked {units.minute(checked_utc)}" if checked_utc else ""
 
 
-def origin(info: Mapping[str, Any]) -> str:
-    """Return in one line the machine, versions, run and time; nothing personal.
-
-    Args:
-        info: what `run.json` holds, and `run`: the name of its folder.
-    """
-    provenance = info["provenance"]
-    parts = [hardware.describe(provenance) if provenance.get("machine_id") else ""]
+def origin(summary: Summary) -> str:
+    """Return in one line the machine, versions, run and time; nothing personal."""
+    info, provenance = summary.info, summary.info.provenance
+    parts = [hardware.describe(provenance) if provenance.machine_id != UNKNOWN else ""]
     parts += [", ".join(_versions(info)), revision(provenance)]
-    parts.append(f"run {info['run']}" if info.get("run") else "")
-    parts.append(units.minute(info["created_utc"]))
+    parts.append(f"run {summary.run}" if summary.run else "")
+    parts.append(units.minute(info.created_utc))
     return " · ".join(filter(None, parts))
 
 
-def revision(provenance: Mapping[str, Any]) -> str:
+def revision(provenance: Provenance) -> str:
     """Return the commit of labkit that measured, "" where it is not known."""
-    commit = provenance.get("revision") or NOT_KNOWN
-    changed = " with changes" if provenance.get("dirty") is True else ""
-    return "" if commit == NOT_KNOWN else f"labkit {commit[:REVISION_SHOWN]}{changed}"
+    changed = " with changes" * bool(provenance.dirty)
+    commit = provenance.revision
+    return "" if commit == UNKNOWN else f"labkit {commit[:REVISION_SHOWN]}{changed}"
 
 
-def _versions(info: Mapping[str, Any]) -> list[str]:
+def _versions(info: RunInfo) -> list[str]:
     """Return the versions of torch and of the libraries that a variant's settings name."""
-    versions = info["provenance"].get("versions") or {}
-    settings = [x for key in ("variants", "tasks") for x in (info.get(key) or {}).values()]
+    settings = [*map(info.settings_of, info.variants), *info.tasks.values()]
     named = {value for chosen in settings for value in chosen.values() if isinstance(value, str)}
     # A library's scaled decoder, DALI on the CPU, and tf.data in all its ways.
     named |= {value.removesuffix("_scaled").removesuffix("_cpu") for value in named}
     named |= {"tensorflow" for value in named if value.startswith("tf_data")}
     return [
         f"{name} {version}"
-        for name, version in versions.items()
-        if name in {"torch", *named} and version != NOT_KNOWN
+        for name, version in info.provenance.versions.items()
+        if name in {"torch", *named} and version != UNKNOWN
     ]
 
 
@@ -250,10 +245,10 @@ def check_baseline(run: StoredRun) -> None:
     Raises:
         ValueError: there is none.
     """
-    if run.info.get("groups"):
-        name, suffix, _ = run.info["experiment"].partition(SUFFIX)
+    if run.info.groups:
+        name, suffix, _ = run.info.experiment.partition(SUFFIX)
         raise ValueError(
-            f"run must be of an experiment without groups, got {run.info['experiment']}; "
+            f"run must be of an experiment without groups, got {run.info.experiment}; "
             f"take a run of {name if suffix else 'combined'}"
         )
     if why := reason(run.summary.rows[0]):
@@ -350,9 +345,9 @@ def proof(row: Row) -> tuple[str, str, str]:
         "0.0 % (cold)" (before epoch 1), "50.0 %" (of the bytes of all epochs), "0".
     """
     cache, share = row.labels.get("cache", ""), row.resident_share_before
-    in_memory = NOT_KNOWN if share is None else units.percent(share)
-    read = NOT_KNOWN if row.device_read_share is None else units.percent(row.device_read_share)
-    swapped = NOT_KNOWN if row.swapped_pages is None else units.count(row.swapped_pages)
+    in_memory = UNKNOWN if share is None else units.percent(share)
+    read = UNKNOWN if row.device_read_share is None else units.percent(row.device_read_share)
+    swapped = UNKNOWN if row.swapped_pages is None else units.count(row.swapped_pages)
     return f"{in_memory} ({cache})" if cache else in_memory, read, swapped
 
 
@@ -404,13 +399,13 @@ def _own_labels(summary: Summary, row: Row) -> list[str]:
 
 def own_device(summary: Summary) -> tuple[float | None, str]:
     """Return the speed of the device that a roofline is read at, and what it is."""
-    if (rate := calibrated(summary, "gpu_images_per_s")) is not None:
+    if (rate := summary.calibration.gpu_images_per_s) is not None:
         return rate, "your GPU"
-    base = summary.info["variants"][summary.baseline]
-    profile = base.get("profile", "calibrated")
-    name = "simulated GPU" if profile == "calibrated" else f"simulated GPU ({profile})"
-    name = name if summary.facts(summary.baseline).is_simulated else "your GPU"
-    return calibrated(summary, "device_images_per_s"), name
+    base = summary.info.variants[summary.baseline]
+    profile = "" if base.profile == Settings.profile else f" ({base.profile})"
+    is_simulated = summary.facts(summary.baseline).is_simulated
+    name = f"simulated GPU{profile}" if is_simulated else "your GPU"
+    return summary.calibration.device_images_per_s, name
 
 
 def with_this_device(summary: Summary, found: Sequence[Pipeline]) -> str:

@@ -10,18 +10,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from labkit.analysis.validity import baselines_of, facts_of, group_of
-from labkit.contracts import Facts, Trial, utc_now
+from labkit.contracts import Facts, RunInfo, Trial, utc_now
 from labkit.files import bar, progress_stream
 from labkit.resolve import Resolved, resolve
 from labkit.runs.process import Launcher, TrialKilled
 from labkit.runs.schedule import Planned
 from labkit.runs.store import append_trial, explain_unwritable, write_info
-from labkit.settings import MODES, Settings, read_settings
+from labkit.settings import MODES, Settings
 
 NO_BASELINE = "baseline {!r} must be able to run here, got: {}"
 _LOCK = threading.RLock()
@@ -107,7 +106,7 @@ class ActiveRun:
 
     Args:
         folder: the run folder.
-        info: what its `run.json` holds; kept up to date there.
+        info: what is known of it; `save` keeps the folder up to date.
         parts: label -> what `resolve` returned, of the variants that can run here.
         cancel: set by another thread to stop.
         progress: whether to print a bar with ETA, or an object to report to instead.
@@ -116,30 +115,34 @@ class ActiveRun:
     def __init__(
         self,
         folder: Path,
-        info: dict,
+        info: RunInfo,
         *,
         parts: Mapping[str, Resolved],
         cancel: threading.Event | None,
         progress: Progress | bool,
     ) -> None:
         self.folder, self.info, self._parts = folder, info, dict(parts)
-        self.mode = MODES[info["mode"]]
-        self.variants = {name: read_settings(values) for name, values in info["variants"].items()}
+        self.mode = MODES[info.mode]
         # Also when the run is resumed.
-        self.dropped = {**info["skipped"], **info["failed"]}
+        self.dropped = {**info.skipped, **info.failed}
         self.images_looked_at = 0
         self.cancel = cancel
         if isinstance(progress, bool):
-            progress = Progress(info["experiment"], shown=progress)
+            progress = Progress(info.experiment, shown=progress)
         self.progress = progress
         progress.begin(folder)
         with explain_unwritable(folder):
             self.launcher = Launcher(folder / "worker.log", cancel)
 
     @property
+    def variants(self) -> Mapping[str, Settings]:
+        """Label -> settings, those that are dropped too."""
+        return self.info.variants
+
+    @property
     def baseline(self) -> Settings:
         """The settings that all others are compared with."""
-        return self.variants[self.info["baseline"]]
+        return self.info.base_settings
 
     @property
     def remaining(self) -> dict[str, Settings]:
@@ -149,7 +152,7 @@ class ActiveRun:
     @property
     def baseline_facts(self) -> Facts:
         """What of the baseline's parts counts where it is compared."""
-        return facts_of(self.info, self.info["baseline"])
+        return self.info.facts_of(self.info.baseline)
 
     def parts(self, label: str) -> Resolved:
         """Return the parts of a variant, resolved once.
@@ -171,27 +174,31 @@ class ActiveRun:
             self.progress.say(f"once more: {killed}")
             return self.launcher.run(job, **arguments)
 
-    def save(self, **changes: object) -> None:
-        """Change fields of `run.json`."""
-        self.info.update(changes)
+    def save(self, **changes: Any) -> None:
+        """Change fields of the run's `RunInfo`, here and in its folder."""
+        self.info = replace(self.info, **changes)
         write_info(self.folder, self.info)
 
     def note(self, line: str) -> None:
         """Add a note to the run, unless it has it already, and show it."""
-        if line not in self.info["notes"]:
-            self.info["notes"].append(line)
-            self.save()
+        if line not in self.info.notes:
+            self.save(notes=(*self.info.notes, line))
             self.progress.say(line)
 
     def drop(self, planned: Planned | str, status: str, reason: str) -> None:
         """Take a variant out of this run; its reason stays in the table.
 
+        Args:
+            planned: the trial that it failed in, or its label.
+            status: skipped or failed.
+            reason: why.
+
         Raises:
             RuntimeError: it is the last baseline.
         """
         if isinstance(planned, str):  # before any trial
-            self.info[status][planned] = reason
-            self.save()  # a kill must not bring it back
+            reasons = {**getattr(self.info, status), planned: reason}
+            self.save(**{status: reasons})  # a kill must not bring it back
             planned = Planned(block=0, position=0, variant=planned, role="")
         self.dropped[planned.variant] = reason
         self.append(planned, status, reason)
@@ -204,17 +211,18 @@ class ActiveRun:
         Raises:
             RuntimeError: no group is left.
         """
-        out = {g: name for g, name in baselines_of(self.info).items() if name in self.dropped}
-        if len(out) == len(baselines_of(self.info)):
-            raise self.no_baseline(self.dropped[self.info["baseline"]])
+        baseline_by_group = self.info.baseline_by_group
+        out = {group: name for group, name in baseline_by_group.items() if name in self.dropped}
+        if len(out) == len(baseline_by_group):
+            raise self.no_baseline(self.dropped[self.info.baseline])
         for name in self.variants:
-            base = out.get(group_of(self.info, name))
+            base = out.get(self.info.group_of(name))
             if base is not None and name not in self.dropped:
                 self.drop(name, "skipped", f"its baseline is out: {self.dropped[base]}")
 
     def no_baseline(self, reason: object) -> RuntimeError:
         """Return the error that ends a run whose baseline cannot be measured."""
-        return RuntimeError(NO_BASELINE.format(self.info["baseline"], reason))
+        return RuntimeError(NO_BASELINE.format(self.info.baseline, reason))
 
     def append(self, planned: Planned, status: str, reason: str) -> None:
         """Add the row of a trial without times."""
@@ -225,12 +233,12 @@ class ActiveRun:
     def row(self, planned: Planned, **values: object) -> dict:
         """Begin a trial's row."""
         return {
-            "experiment": self.info["experiment"],
+            "experiment": self.info.experiment,
             "run": self.folder.name,
-            "group": group_of(self.info, planned.variant),
+            "group": self.info.group_of(planned.variant),
             **asdict(planned),
             "epochs": (),
-            "machine_id": self.info["provenance"]["machine_id"],
-            "unreadable_images": len(self.info.get("excluded", ())),
+            "machine_id": self.info.provenance.machine_id,
+            "unreadable_images": len(self.info.excluded),
             **values,
         }

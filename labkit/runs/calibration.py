@@ -19,7 +19,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -29,7 +29,7 @@ from filelock import FileLock, Timeout
 
 from labkit import units
 from labkit.analysis.statistics import paired_interval
-from labkit.contracts import Clock, Epoch, Skip, SystemClock, utc_now
+from labkit.contracts import Calibration, Clock, Epoch, Skip, SystemClock, utc_now
 from labkit.files import bar, write_whole
 from labkit.machine import hardware
 from labkit.parts.devices import DevicePart
@@ -85,14 +85,14 @@ def calibrate_run(run: ActiveRun, epoch_share: float) -> None:
     """
     calibration = _device(run)
     run.progress.say("calibrating: how fast is the baseline here?")
-    baseline, available = run.baseline, run.info["data"]["images"]
+    baseline, available = run.baseline, run.info.data.images
     # Only images that were looked at: calibration must not read, or evict, a whole big data set.
-    usable = min(run.images_looked_at, available) - len(run.info["excluded"])
+    usable = min(run.images_looked_at, available) - len(run.info.excluded)
     tried = with_device(baseline, calibration)
     tried = replace(
         tried, images=min(baseline.images or usable, usable), ranks=1, exchange=Settings.exchange
     )
-    facts, excluded = run.baseline_facts, run.info["excluded"]
+    facts, excluded = run.baseline_facts, run.info.excluded
     try:
         trained_per_s, why_none = run.ask(
             "measure_rate", settings=tried, seconds=CALIBRATION_S, excluded=excluded
@@ -101,40 +101,38 @@ def calibrate_run(run: ActiveRun, epoch_share: float) -> None:
         several = not facts.repeats_one_batch and any(
             its.ranks > 1 for its in run.remaining.values()
         )
-        if "tasks" in run.info or several:
+        if run.info.tasks or several:
             loaded_per_s, why_unknown = run.ask(
                 "measure_rate",
                 settings=replace(tried, step="nothing"),
                 seconds=LOADING_S,
                 excluded=excluded,
             )
-            if why_unknown and any(task.get("x") for task in run.info.get("tasks", {}).values()):
+            if why_unknown and any(map(run.info.x_of, run.variants)):
                 raise Skip(why_unknown)  # the devices' speeds are multiples of it
-            calibration["load_images_per_s"] = loaded_per_s
+            calibration = replace(calibration, load_images_per_s=loaded_per_s)
         if facts.is_simulated and not facts.trains_nothing:
-            calibration |= check_emulator(run, tried)
+            calibration = replace(calibration, **check_emulator(run, tried))
     except (TrialFailed, Skip) as reason:
         raise run.no_baseline(reason) from reason
-    calibration["images_per_s"] = _of_all_ranks(
-        trained_per_s, calibration.get("load_images_per_s"), baseline.ranks
-    )
+    rate = _of_all_ranks(trained_per_s, calibration.load_images_per_s, baseline.ranks)
     if why_none:
         run.note(f"the baseline's rate is not known: {why_none}")
     mode = replace(run.mode, epoch_s=epoch_share * run.mode.epoch_s)
-    images = _epoch_images(run, mode, calibration["images_per_s"])
-    while run.images_looked_at < images + len(run.info["excluded"]):  # others replace bad ones
-        check_images(run, images + len(run.info["excluded"]))
-    images = min(images, available - len(run.info["excluded"]))
+    images = _epoch_images(run, mode, rate)
+    while run.images_looked_at < images + len(run.info.excluded):  # others replace bad ones
+        check_images(run, images + len(run.info.excluded))
+    images = min(images, available - len(run.info.excluded))
     # All variants that run do equal work: a multiple of each one's batches.
     multiple = math.lcm(*(its.batch_size * its.ranks for its in run.remaining.values()))
-    calibration["images"] = max(images // multiple, 1) * multiple
-    run.save(calibration=calibration)
+    images = max(images // multiple, 1) * multiple
+    run.save(calibration=replace(calibration, images=images, images_per_s=rate))
     _note_short_epochs(run, mode)
 
 
-def _device(run: ActiveRun) -> dict[str, Any]:
+def _device(run: ActiveRun) -> Calibration:
     """Return the rate of the baseline's emulated device, and the calibration that the run uses."""
-    calibration: dict[str, Any] = {"device_images_per_s": None}
+    calibration = Calibration()
     if any(map(is_calibrated, run.remaining.values())):
         how: dict[str, Any] = {
             "ask": run.ask,
@@ -143,26 +141,21 @@ def _device(run: ActiveRun) -> dict[str, Any]:
         }
         kept = device_of(run.baseline, run.folder.parents[1], **how)
         run.progress.say(f"{kept}, kept in {run.folder.parents[1] / FILE}")
-        calibration |= {
-            "calibrated_images_per_s": kept.device_images_per_s,
-            "calibrated": str(kept),
-        }
+        calibration = Calibration(
+            calibrated_images_per_s=kept.device_images_per_s, calibrated=str(kept)
+        )
     baseline = with_device(run.baseline, calibration)
     if run.baseline_facts.is_simulated:
-        calibration["device_images_per_s"] = 1 / find_profile(baseline).compute_s_per_image
+        rate = 1 / find_profile(baseline).compute_s_per_image
+        calibration = replace(calibration, device_images_per_s=rate)
     return calibration
 
 
-def with_device(settings: Settings, calibration: Mapping[str, Any]) -> Settings:
-    """Return the settings with the speed of the calibrated device, if they use it.
-
-    Args:
-        settings: a variant's, complete.
-        calibration: what `run.json` holds of it.
-    """
+def with_device(settings: Settings, calibration: Calibration) -> Settings:
+    """Return a variant's settings with the speed of the calibrated device, if they use it."""
     if not is_calibrated(settings):
         return settings
-    return replace(settings, device_speed=calibration["calibrated_images_per_s"])
+    return replace(settings, device_speed=calibration.calibrated_images_per_s)
 
 
 def _of_all_ranks(
@@ -182,7 +175,7 @@ def _of_all_ranks(
 
 def _epoch_images(run: ActiveRun, mode: Mode, images_per_s: float | None) -> int:
     """Return how many images an epoch has: of the mode's length, with steady rates if possible."""
-    baseline, available = run.baseline, run.info["data"]["images"]
+    baseline, available = run.baseline, run.info.data.images
     if baseline.images or not mode.epoch_s or images_per_s is None:  # too few images for a rate
         return baseline.images or available
     wanted = round(images_per_s * mode.epoch_s)
@@ -196,10 +189,9 @@ def _epoch_images(run: ActiveRun, mode: Mode, images_per_s: float | None) -> int
 
 
 def _note_short_epochs(run: ActiveRun, mode: Mode) -> None:
-    calibration = run.info["calibration"]
-    steps = calibration["images"] // (run.baseline.batch_size * run.baseline.ranks)
-    rate = calibration["images_per_s"]
-    epoch_s = rate and calibration["images"] / rate
+    images, rate = run.info.calibration.images, run.info.calibration.images_per_s
+    steps = images // (run.baseline.batch_size * run.baseline.ranks)
+    epoch_s = rate and images / rate
     if steps < mode.min_steps:
         why = "as images is set" if run.baseline.images else "as there are no more images"
         run.note(f"epochs of {steps} steps, {why}: {mode.name} mode wants {mode.min_steps}")
@@ -209,7 +201,7 @@ def _note_short_epochs(run: ActiveRun, mode: Mode) -> None:
             f"{units.seconds(mode.epoch_s)}: shorter ones are noisier"
         )
     about = f", about {units.seconds(epoch_s)} each" if epoch_s else ""
-    run.progress.say(f"{calibration['images']} images per epoch{about}")
+    run.progress.say(f"{images} images per epoch{about}")
 
 
 def measure_rate(
@@ -422,7 +414,7 @@ def device_of(
             data cannot be brought into memory here.
         Cancelled: `cancel` was set.
     """
-    path, machine_id = Path(results) / FILE, hardware.provenance()["machine_id"]
+    path, machine_id = Path(results) / FILE, hardware.provenance().machine_id
     data_hash = open_data(settings).data_hash
     key = (machine_id, data_hash, settings.input_px)
     known = read_devices(path.parent)

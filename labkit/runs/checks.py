@@ -25,6 +25,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
@@ -42,6 +43,7 @@ from labkit.contracts import (
     SCALED_DECODING_TOLERANCE_LEVELS,
     SCALED_TOLERANCE_LEVELS,
     ArraySpec,
+    ProvedRates,
     Skip,
     bytes_of,
     check_batch,
@@ -100,7 +102,7 @@ def check_images(run: ActiveRun, stop: int | None = None) -> None:
     """Find unreadable images among those that the run takes, and leave them out or stop.
 
     Args:
-        run: the active run; `excluded` of its info takes the indices.
+        run: the active run, whose info takes them.
         stop: look at images up to this one, in the run's order, that were not looked at before;
             None: the first ones.
 
@@ -108,15 +110,15 @@ def check_images(run: ActiveRun, stop: int | None = None) -> None:
         ValueError: an image cannot be read and `on_bad_image` is stop, or the data changed.
     """
     start, run.images_looked_at = run.images_looked_at, stop or FIRST_LOOK_IMAGES
-    excluded, unreadable = (run.info["excluded"], run.info["unreadable"]) if start else ([], [])
+    excluded, unreadable = (run.info.excluded, run.info.unreadable) if start else ((), ())
     settings = original(run.baseline)  # opened once for all such jobs
     decoders = sorted({chosen.decoder for chosen in run.remaining.values()})
     which = {"start": start, "stop": run.images_looked_at, "decoders": decoders}
     what = {
         "label": "images",
-        "data": run.info["data"]["manifest_hash"],
+        "data": run.info.data.manifest_hash,
         "order": [settings.subset, settings.seed],
-        "versions": run.info["provenance"]["versions"],
+        "versions": run.info.provenance.versions,
         **which,
     }
     # Without a manifest an image may be another one now; so may a decoder of the user's own.
@@ -139,8 +141,10 @@ def check_images(run: ActiveRun, stop: int | None = None) -> None:
         )
     if can_remember:
         _keep(run, what, [index for index, _ in bad])
-    run.info["excluded"] = [*excluded, *(index for index, _ in bad)]
-    run.info["unreadable"] = [*unreadable, *(line for _, line in bad)]
+    run.save(
+        excluded=(*excluded, *(index for index, _ in bad)),
+        unreadable=(*unreadable, *(line for _, line in bad)),
+    )
     if not bad:
         return
     lines = "; ".join(line for _, line in bad[:LISTED_IMAGES])
@@ -213,7 +217,7 @@ def find_bad_images(
 def check_work(run: ActiveRun) -> None:
     """Drop what cannot run here and what is not the same work as the baseline's."""
     run.progress.say("checks: one batch of every variant, compared with the baseline's")
-    baseline, labels = run.info["baseline"], list(run.remaining)
+    baseline, labels = run.info.baseline, list(run.remaining)
     try:
         verdicts = _ask_verdicts(run, labels)
     except TrialKilled:  # one of them killed the process: a process each shows which
@@ -232,8 +236,8 @@ def _ask_verdicts(run: ActiveRun, labels: Sequence[str]) -> dict[str, tuple[str,
     return run.ask(
         "compare_work",
         variants={label: run.variants[label] for label in labels},
-        baseline=run.info["baseline"],
-        excluded=run.info["excluded"],
+        baseline=run.info.baseline,
+        excluded=run.info.excluded,
     )
 
 
@@ -349,41 +353,39 @@ def _scaled(settings: Settings) -> str:
 
 def check_stand_ins(run: ActiveRun) -> None:
     """Let what stands in for a disk or a network prove its rates, or drop its variants."""
-    for storage, facts in run.info["storages"].items():
+    storages = dict(run.info.storages)
+    for storage, facts in run.info.storages.items():
         labels = [label for label, its in run.remaining.items() if its.storage == storage]
         if not labels or not run.parts(labels[0]).storage.stand_in:
             continue
         settings = run.variants[labels[0]]
         what = {
-            "label": facts["label"],
-            "data": run.info["data"]["manifest_hash"],
+            "label": facts.label,
+            "data": run.info.data.manifest_hash,
             "readers": settings.num_workers,
             "start_method": settings.start_method,
         }
-        _check_rates(run, "check_rates", storage, labels, facts, what)
-    links: dict[str, list[str]] = {}
+        proved = _prove_rates(run, "check_rates", storage, labels, what)
+        storages[storage] = replace(facts, **vars(proved))
+    sharing: dict[str, list[str]] = {}  # link -> the variants that use it
     for label, its in run.remaining.items():
         if its.ranks > 1 and LINK.fullmatch(its.exchange):
-            links.setdefault(f"{its.exchange} between {its.ranks} ranks", []).append(label)
-    run.info["links"] = {name: {} for name in links}
-    for name, labels in links.items():
-        _check_rates(run, "check_link", name, labels, run.info["links"][name], {"label": name})
-    run.save()
+            sharing.setdefault(f"{its.exchange} between {its.ranks} ranks", []).append(label)
+    links = {
+        name: _prove_rates(run, "check_link", name, labels, {"label": name})
+        for name, labels in sharing.items()
+    }
+    run.save(storages=storages, links=links)
 
 
-def _check_rates(
-    run: ActiveRun,
-    job: str,
-    name: str,
-    labels: Sequence[str],
-    facts: dict[str, Any],
-    what: Mapping[str, Any],
-) -> None:
-    """Add to a stand-in's facts what it delivers, or drop its variants."""
+def _prove_rates(
+    run: ActiveRun, job: str, name: str, labels: Sequence[str], what: Mapping[str, Any]
+) -> ProvedRates:
+    """Return what a stand-in delivers; without rates where its variants had to be dropped."""
 
     def prove() -> list[dict[str, Any]]:
         for _ in range(RATE_TRIES):
-            rates = run.ask(job, settings=run.variants[labels[0]], excluded=run.info["excluded"])
+            rates = run.ask(job, settings=run.variants[labels[0]], excluded=run.info.excluded)
             off = [rate for rate in rates if rate["error_share"] > MAX_ERROR_SHARE]
             if not off:
                 return rates
@@ -394,11 +396,13 @@ def _check_rates(
         )
 
     try:
-        facts["rates"], facts["rates_checked_utc"] = _remembered(run, what, prove)
+        rates, checked_utc = _remembered(run, what, prove)
+        return ProvedRates(rates=tuple(rates), rates_checked_utc=checked_utc)
     except TrialKilled:
         raise  # it says nothing of the stand-in, and what is dropped here stays out for good
     except (Skip, TrialFailed) as reason:
         skip(run, labels, reason)
+    return ProvedRates()
 
 
 def check_emulator(run: ActiveRun, settings: Settings) -> dict[str, Any]:
@@ -468,7 +472,8 @@ def _keep(run: ActiveRun, what: Mapping[str, Any], found: T) -> tuple[T, str]:
 
 
 def _key(run: ActiveRun, what: Mapping[str, Any]) -> str:
-    machine = {name: run.info["provenance"][name] for name in ("machine_id", "kernel")}
+    here = run.info.provenance
+    machine = {"machine_id": here.machine_id, "kernel": here.kernel}
     return json.dumps({**what, **machine, "program": _sources_hash()})
 
 

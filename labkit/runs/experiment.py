@@ -10,22 +10,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any
 
+from labkit.contracts import EPOCHS, Dial
 from labkit.runs.store import RESERVED
 from labkit.settings import CORRECTED, PROTOCOLS, Settings, pick
-
-EPOCHS, ROOFLINE = "epochs", "roofline"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Dial:
-    """How often the training loop does something, as one setting."""
-
-    setting: str
-    """Name of a setting that counts steps; 0 is never."""
-    advice: int | None = None
-    """Steps that a document recommends."""
-    source: str = ""
-    """Document and section of the advice."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,8 +124,8 @@ class Experiment:
         }
         return replace(self, variants=changed)
 
-    def grouped(self, labels: Iterable[str]) -> dict[str, dict]:
-        """Return what `run.json` holds of groups and tasks; nothing where there are none.
+    def grouped(self, labels: Iterable[str]) -> dict[str, Any]:
+        """Return the fields of a run's `RunInfo` for groups and tasks; none where there are none.
 
         Args:
             labels: the variants that are measured.

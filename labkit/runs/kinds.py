@@ -15,8 +15,18 @@ from pathlib import Path
 from typing import Any
 
 from labkit.analysis.forecast import Forecast, forecast
-from labkit.analysis.validity import baselines_of, facts_of
-from labkit.contracts import Skip, Trial, utc_now
+from labkit.contracts import (
+    EPOCHS,
+    OPERATION,
+    OPERATION_SETTINGS,
+    ROOFLINE,
+    Calibration,
+    Cost,
+    Skip,
+    StagedStorage,
+    Trial,
+    utc_now,
+)
 from labkit.machine import gpu, hardware
 from labkit.parts.devices import PROFILES, DevicePart
 from labkit.parts.preprocessing import Preprocessor
@@ -32,7 +42,6 @@ from labkit.runs.checks import (
     drop_failed,
     skip,
 )
-from labkit.runs.experiment import EPOCHS, ROOFLINE
 from labkit.runs.packs import ensure_pack
 from labkit.runs.process import TrialFailed
 from labkit.runs.reads import save_read_counts
@@ -63,7 +72,7 @@ class Kind:
 
 def _prepare_epochs(run: ActiveRun, cleanup: ExitStack) -> None:
     _stage(run, cleanup)
-    if "calibration" in run.info:  # resumed: only the disks are new
+    if run.info.calibration is not None:  # resumed: only the disks are new
         check_stand_ins(run)
         _measure_gpu(run)
         _check_speeds(run)
@@ -71,20 +80,18 @@ def _prepare_epochs(run: ActiveRun, cleanup: ExitStack) -> None:
     check_images(run)
     check_stand_ins(run)
     check_work(run)
-    calibrate_run(run, KINDS[run.info["kind"]].epoch_share)
+    calibrate_run(run, KINDS[run.info.kind].epoch_share)
     _measure_gpu(run)
     save_read_counts(run)
-    calibration = run.info["calibration"]
     _check_speeds(run)
-    rate = calibration["images_per_s"]
-    _say_forecast(run, epoch_s=rate and calibration["images"] / rate)
+    _say_forecast(run)
 
 
 def _check_speeds(run: ActiveRun) -> None:
     """Leave out the speeds that the device cannot have here."""
     groups: dict[float, list[str]] = {}
     for label in run.remaining:
-        if x := _speed(run, label):
+        if x := run.info.x_of(label):
             groups.setdefault(x, []).append(label)
     if groups and not run.baseline_facts.is_simulated:
         _slow_down(run, groups)
@@ -99,8 +106,7 @@ def _check_speeds(run: ActiveRun) -> None:
 
 def _slow_down(run: ActiveRun, groups: Mapping[float, Sequence[str]]) -> None:
     """Let a real device train on each batch several times, so that it comes close to each x."""
-    calibration = run.info["calibration"]
-    fastest = calibration["device_images_per_s"] / calibration["load_images_per_s"]
+    fastest = run.info.calibration.device_images_per_s / run.info.calibration.load_images_per_s
     near: dict[int, list[float]] = {}  # times -> the x that it is the nearest to
     for x in groups:
         near.setdefault(round(fastest / x), []).append(x)
@@ -115,11 +121,12 @@ def _slow_down(run: ActiveRun, groups: Mapping[float, Sequence[str]]) -> None:
             if x < fastest:
                 why = "no closer speed: each batch can only be trained on a whole number of times"
             skip(run, labels[::-1], why)  # the baseline last: without it the others have no reason
-    for x, times in chosen.items():
-        for label in groups[x]:
-            run.variants[label] = replace(run.variants[label], step_repeats=times)
-            run.info["variants"][label]["step_repeats"] = times
-    run.save()
+    slower = {
+        label: replace(run.variants[label], step_repeats=times)
+        for x, times in chosen.items()
+        for label in groups[x]
+    }
+    run.save(variants={**run.variants, **slower})
 
 
 def _measure_gpu(run: ActiveRun) -> None:
@@ -128,17 +135,17 @@ def _measure_gpu(run: ActiveRun) -> None:
     Raises:
         RuntimeError: it could not be measured, and the speeds of a roofline depend on it.
     """
-    facts, calibration = run.baseline_facts, run.info["calibration"]
-    depends = run.info["kind"] == ROOFLINE and not facts.is_simulated
+    facts, calibration = run.baseline_facts, run.info.calibration
+    depends = run.info.kind == ROOFLINE and not facts.is_simulated
     is_on_cuda = find_part(DevicePart, run.baseline.device).is_cuda
     own = depends or (is_on_cuda and not facts.trains_nothing)
     name = "device_images_per_s" if own else "gpu_images_per_s"
-    beside = "load_images_per_s" in calibration and gpu.cuda().works
-    if not (own or beside) or calibration.get(name) is not None:
+    beside = calibration.load_images_per_s is not None and gpu.cuda().works
+    if not (own or beside) or getattr(calibration, name) is not None:
         return
     run.progress.say("measuring this machine's GPU with the model alone")
     alone: dict[str, Any] = {"step_repeats": 1, "ranks": 1, "exchange": Settings.exchange}
-    settings = replace(run.baseline, images=calibration["images"], **alone)
+    settings = replace(run.baseline, images=calibration.images, **alone)
     if not own:
         step = find_part(Preprocessor, settings.preprocessor).batch
         profile = Settings.profile
@@ -151,16 +158,16 @@ def _measure_gpu(run: ActiveRun) -> None:
         run.note("the speed of this machine's GPU was not measured")
         run.progress.say(str(reason))  # it may name a file, and notes are shared
         return
-    run.save(calibration={**calibration, name: rate})
+    run.save(calibration=replace(calibration, **{name: rate}))
 
 
 def _prepare_operations(run: ActiveRun, cleanup: ExitStack) -> None:
-    if "calibration" in run.info:  # resumed
+    if run.info.calibration is not None:  # resumed
         return
     run.progress.say("checks: every library's output, compared with the baseline's")
-    tasks = {label: run.info["tasks"][label] for label in run.remaining}
+    tasks = {label: run.info.tasks[label] for label in run.remaining}
     drop_failed(run, run.ask("compare_operations", settings=run.baseline, tasks=tasks))
-    run.save(calibration={})
+    run.save(calibration=Calibration())
     _say_forecast(run)
 
 
@@ -171,17 +178,18 @@ def _stage(run: ActiveRun, cleanup: ExitStack) -> None:
         "cancel": run.cancel,
         "progress": run.progress.shown,
     }
-    storages: dict[str, Any] = {}
-    costs = dict(run.info.get("costs", {}))
+    storages: dict[str, StagedStorage] = {}
+    costs = dict(run.info.costs)
     for labels in _grouped(run, lambda parts: parts.folder):
         settings = run.variants[labels[0]]
         try:
-            cost = ensure_pack(settings, **how)
+            made = ensure_pack(settings, **how)
         except Skip as reason:
             skip(run, labels, reason)
             continue
-        if cost is not None:
-            costs |= dict.fromkeys(labels, cost)
+        if made is not None:
+            recorded = {name: made[name] for name in ("bytes", "source_bytes", "pack_s")}
+            costs |= dict.fromkeys(labels, Cost(**recorded))
     on_medium = _grouped(run, lambda parts: (parts.settings.storage, parts.folder))
     for labels in on_medium:
         parts = run.parts(labels[0])
@@ -189,17 +197,17 @@ def _stage(run: ActiveRun, cleanup: ExitStack) -> None:
         others = [run.parts(other[0]) for other in on_medium if other is not labels]
         others = [other for other in others if other.settings.storage == settings.storage]
         try:
-            facts = cleanup.enter_context(staged(parts, **how, others=others))
+            facts = StagedStorage(**cleanup.enter_context(staged(parts, **how, others=others)))
         except Skip as reason:
             skip(run, labels, reason)
             continue
-        if facts["remark"]:
-            run.note(facts["remark"])
+        if facts.remark:
+            run.note(facts.remark)
         storages.setdefault(settings.storage, facts)
-        if parts.storage.stand_in == "distance" and facts["copied_bytes"] is not None:
-            copy = {"bytes": facts["copied_bytes"], "copy_s": facts["copied_s"]}
-            # A pack's own bytes leave out its boxes and its manifest.
-            costs |= {label: {**copy, **costs.get(label, {})} for label in labels}
+        if parts.storage.stand_in == "distance" and facts.copied_bytes is not None:
+            copied = Cost(bytes=facts.copied_bytes)
+            for label in labels:  # a pack's own bytes leave out its boxes and its manifest
+                costs[label] = replace(costs.get(label, copied), copy_s=facts.copied_s)
     run.save(storages=storages, costs=costs)
 
 
@@ -214,20 +222,21 @@ def _grouped(run: ActiveRun, place: Callable[[Resolved], Hashable]) -> list[list
     return list(found.values())
 
 
-def _say_forecast(run: ActiveRun, **known: float | None) -> None:
+def _say_forecast(run: ActiveRun) -> None:
     """Print how long a run with verdicts takes and what it can detect."""
     if not run.mode.judged:
         return
+    images, rate = run.info.calibration.images, run.info.calibration.images_per_s
     expected = expect(
         run.folder.parents[1],
-        run.info["experiment"],
-        kind=run.info.get("kind", EPOCHS),
+        run.info.experiment,
+        kind=run.info.kind,
         mode=run.mode.name,
-        blocks=run.info["blocks"],
-        variants={label: asdict(settings) for label, settings in run.remaining.items()},
-        baselines=baselines_of(run.info).values(),
-        facts={label: facts_of(run.info, label) for label in run.variants},
-        **known,
+        blocks=run.info.blocks,
+        variants=run.remaining,
+        baselines=run.info.baseline_by_group.values(),
+        facts={label: run.info.facts_of(label) for label in run.variants},
+        epoch_s=images and rate and images / rate,
     )
     run.progress.say(str(expected))
 
@@ -242,31 +251,25 @@ def expect(results: Path | str, experiment: str, *, kind: str, mode: str, **know
         mode: quick, document or full.
         **known: the other arguments of `analysis.forecast.forecast`.
     """
-    machine_id = hardware.provenance()["machine_id"]
+    machine_id = hardware.provenance().machine_id
     earlier = earlier_runs(results, experiment, machine_id=machine_id, mode=mode)
     summaries = (run.summary for run in earlier)
     known |= {"trial_s": KINDS[kind].trial_s.get(mode), "epoch_share": KINDS[kind].epoch_share}
     return forecast(summaries, mode=mode, **known)
 
 
-def _speed(run: ActiveRun, label: str) -> float | None:
-    """Return a variant's speed of the device as a multiple of the loading rate, if it has one."""
-    return run.info.get("tasks", {}).get(label, {}).get("x")
-
-
 def _settings_of(run: ActiveRun, label: str) -> Settings:
     """Return what a trial of epochs gets: the images of an epoch and the device's speed, too."""
-    calibration = run.info["calibration"]
-    settings = with_device(run.variants[label], calibration)
-    if (x := _speed(run, label)) and facts_of(run.info, label).is_simulated:
-        device_speed = x * calibration["load_images_per_s"]
+    settings = with_device(run.variants[label], run.info.calibration)
+    if (x := run.info.x_of(label)) and run.info.facts_of(label).is_simulated:
+        device_speed = x * run.info.calibration.load_images_per_s
         has_its_own = PROFILES[settings.profile].compute_s_per_image is not None
         profile = Settings.profile if has_its_own else settings.profile
         settings = replace(settings, profile=profile, device_speed=device_speed)
     if settings.device_speed is not None:
         device_speed = _at_batch_size(settings, run.baseline.batch_size)
         settings = replace(settings, device_speed=device_speed)
-    return replace(settings, images=calibration["images"])
+    return replace(settings, images=run.info.calibration.images)
 
 
 def _at_batch_size(settings: Settings, given_for: int) -> float:
@@ -287,26 +290,26 @@ def _measure_epochs(run: ActiveRun, planned: Planned) -> Trial:
     measured = run.ask(
         "measure",
         settings=settings,
-        excluded=run.info["excluded"],
-        last_images=run.info.get("compared_images"),
+        excluded=run.info.excluded,
+        last_images=run.info.compared_images,
     )
     row = run.row(planned, status="ok", settings=asdict(settings), started_utc=started_utc)
     # What a probe measured the medium to be outranks its name.
-    facts = run.info["storages"][settings.storage]
-    measured["labels"]["storage"] = facts["label"]
-    medium = {name: facts[name] for name in MEDIUM}
+    facts = run.info.storages[settings.storage]
+    measured["labels"]["storage"] = facts.label
+    medium = {name: getattr(facts, name) for name in MEDIUM}
     return Trial.from_row({**row, **measured, "medium": medium})
 
 
 def _measure_operation(run: ActiveRun, planned: Planned) -> Trial:
-    task, started_utc = run.info["tasks"][planned.variant], utc_now()
+    task, started_utc = run.info.tasks[planned.variant], utc_now()
     measured = run.ask(
         "time_operation",
         settings=run.variants[planned.variant],
         task=task,
         seconds=operation_trials.TRIAL_S[run.mode.name],
     )
-    settings = {**run.info["variants"][planned.variant], **task}
+    settings = {**run.info.settings_of(planned.variant), **task}
     row = run.row(planned, status="ok", settings=settings, started_utc=started_utc)
     return Trial.from_row({**row, **measured})
 
@@ -315,10 +318,10 @@ KINDS: dict[str, Kind] = {
     EPOCHS: Kind(prepare=_prepare_epochs, measure=_measure_epochs),
     # There are many trials, so epochs are shorter.
     ROOFLINE: Kind(prepare=_prepare_epochs, measure=_measure_epochs, epoch_share=0.5),
-    "operation": Kind(
+    OPERATION: Kind(
         prepare=_prepare_operations,
         measure=_measure_operation,
-        settings=frozenset({"data", "seed"}),
+        settings=OPERATION_SETTINGS,
         trial_s={
             mode: seconds + operation_trials.TRIAL_OVERHEAD_S
             for mode, seconds in operation_trials.TRIAL_S.items()

@@ -14,13 +14,13 @@ import os
 import sys
 import time
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from labkit.contracts import Skip
+from labkit.contracts import ReadCounts, Skip
 from labkit.machine import procfs
 from labkit.pipeline import Source, open_loader
 from labkit.resolve import resolve
@@ -35,24 +35,27 @@ MANY_REQUESTS = 4  # per image: of one file of a photograph's size it takes one 
 
 def save_read_counts(run: ActiveRun) -> None:
     """Where variants store the images in different ways, count what reading each way takes."""
-    if not run.info["costs"]:
+    if not run.info.costs:
         return
     run.progress.say("counting what reading takes: openings, read calls, disk requests")
-    images, reads, counted = run.info["calibration"]["images"], {}, {}
+    images = run.info.calibration.images
+    reads: dict[str, ReadCounts] = {}
+    counted: dict[Settings, ReadCounts] = {}
     for label, settings in run.remaining.items():
         settings, timed = replace(settings, images=images, cached=None), settings.cached is not None
         try:
             if settings not in counted:  # for all shares in memory, as cold images are read
-                asked = {"settings": settings, "excluded": run.info["excluded"], "timed": timed}
-                counted[settings] = run.ask("count_reads", **asked)
+                asked = {"settings": settings, "excluded": run.info.excluded, "timed": timed}
+                found = run.ask("count_reads", **asked)
+                recorded = {field.name: found.get(field.name) for field in fields(ReadCounts)}
+                counted[settings] = ReadCounts(**recorded)
             reads[label] = counted[settings]
         except (TrialFailed, Skip) as reason:  # its trials will say so
             run.progress.say(f"{label}: reading could not be counted: {reason}")
     pieces = [
         label
         for label, read in reads.items()
-        if (read["requests"] or 0) > MANY_REQUESTS
-        and run.parts(label).storage.stand_in == "throttled"
+        if (read.requests or 0) > MANY_REQUESTS and run.parts(label).storage.stand_in == "throttled"
     ]
     if pieces:
         run.note(

@@ -21,13 +21,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from labkit import pipeline, units
 from labkit.analysis.equal_work import unequal_work
 from labkit.analysis.forecast import Forecast
-from labkit.analysis.validity import cores_of, disturbed_blocks, facts_of
-from labkit.contracts import Cancelled, Skip, Trial, utc_now
+from labkit.analysis.validity import cores_of, disturbed_blocks
+from labkit.contracts import (
+    UNKNOWN,
+    Cancelled,
+    Data,
+    Provenance,
+    RunInfo,
+    Skip,
+    Trial,
+    utc_now,
+)
 from labkit.machine import gpu, hardware
 from labkit.parts.packing.manifest import read_manifest
 from labkit.parts.packing.remote import download
@@ -39,26 +47,17 @@ from labkit.resolve import (
     open_data,
     open_reader,
     own_parts,
-    record_facts,
     resolve,
 )
 from labkit.runs.active import NO_BASELINE, ActiveRun, Progress, single_run_lock
 from labkit.runs.calibration import is_calibrated, read_devices
-from labkit.runs.experiment import EPOCHS, Experiment
+from labkit.runs.experiment import Experiment
 from labkit.runs.kinds import KINDS, expect
 from labkit.runs.process import TrialFailed, TrialKilled
 from labkit.runs.schedule import Planned, check_blocks, next_trials
 from labkit.runs.staging import why_not_throttled
-from labkit.runs.store import (
-    SCHEMA,
-    SHARED,
-    StoredRun,
-    append_trial,
-    create_run,
-    hold,
-    load_run,
-)
-from labkit.settings import CORRECTED, MODES, Settings, pick, read_settings
+from labkit.runs.store import StoredRun, append_trial, create_run, hold, load_run
+from labkit.settings import CORRECTED, MODES, Settings, pick
 
 # Variants that differed in these would do different work.
 SAME_FOR_ALL = ("data", "images", "subset", "seed", "epochs", "on_bad_image")
@@ -95,7 +94,7 @@ def forecast(
         kind=experiment.kind,
         mode=mode,
         blocks=check_blocks(chosen, blocks),
-        variants={label: asdict(variant.settings) for label, variant in wanted.items()},
+        variants={label: variant.settings for label, variant in wanted.items()},
         baselines=experiment.grouped(wanted).get("baselines", {"": experiment.baseline}).values(),
         facts={label: gather_facts(vars(settings)) for label, settings in wanted.items()},
     )
@@ -113,7 +112,7 @@ def run(
 ) -> StoredRun:
     """Run an experiment; arguments and errors as of `lab.run`."""
     info, parts = check(experiment, mode, blocks, cancel)
-    if any(is_calibrated(read_settings(values)) for values in info["variants"].values()):
+    if any(map(is_calibrated, info.variants.values())):
         read_devices(results)  # a broken file is refused before there is a run
     folder = create_run(Path(results), info)
     with hold(folder):
@@ -144,12 +143,12 @@ def check(
     mode: str,
     blocks: int | None,
     cancel: threading.Event | None = None,
-) -> tuple[dict[str, Any], dict[str, Resolved]]:
+) -> tuple[RunInfo, dict[str, Resolved]]:
     """Refuse what cannot work, before anything is made or started.
 
     Returns:
-        What `run.json` holds at the start of a run; and the parts by label, of the variants that
-        can run here.
+        What is known at the start of a run; and the parts by label, of the variants that can run
+        here.
 
     Raises:
         ValueError: settings, data or parts that cannot work.
@@ -181,47 +180,43 @@ def check(
     _check_equal_work(variants)
     download(folder, cancel=cancel)
     data = _describe_data(variants[experiment.baseline])
-    _check_together(parts, data["images"])
+    _check_together(parts, data.images)
     names = pick(KINDS, experiment.kind, "kind").settings
     stored = {
-        label: {name: value for name, value in asdict(settings).items() if name in names}
+        label: Settings(**{name: x for name, x in vars(settings).items() if name in names})
         for label, settings in variants.items()
     }
-    info = {
-        "schema": SCHEMA,
-        "kind": experiment.kind,
-        "experiment": experiment.name,
-        "question": experiment.question,
-        "mode": mode,
-        "request": request,
-        "protocol": experiment.protocol,
-        "shuffled": chosen.shuffled and experiment.protocol == CORRECTED,
-        "blocks": blocks,
-        "baseline": experiment.baseline,
-        "variants": stored,
-        "facts": record_facts(stored),
+    info = RunInfo(
+        kind=experiment.kind,
+        experiment=experiment.name,
+        question=experiment.question,
+        mode=mode,
+        request=request,
+        protocol=experiment.protocol,
+        shuffled=chosen.shuffled and experiment.protocol == CORRECTED,
+        blocks=blocks,
+        baseline=experiment.baseline,
+        variants=stored,
+        facts={label: gather_facts(vars(settings)) for label, settings in stored.items()},
         **groups,
-        "published": {
+        published={
             label: variant.published
             for label, variant in wanted.items()
             if variant.published is not None
         },
-        "singles": dict(experiment.single_effects),
-        "source": experiment.source,
-        "dial": experiment.dial and asdict(experiment.dial),
+        singles=dict(experiment.single_effects),
+        source=experiment.source,
+        dial=experiment.dial,
         # Of the last batches: as many as the smallest has.
-        "compared_images": min(
-            filter(None, (s.batch_size for s in variants.values())), default=None
-        ),
-        "skipped": skipped,
-        "failed": {},
-        "status": "running",
-        "notes": [*experiment.notes, *_notes(variants)],
-        "order_seed": secrets.randbits(32),
-        "created_utc": utc_now(),
-        "data": data,
-        "provenance": hardware.provenance(),
-    }
+        compared_images=min(filter(None, (s.batch_size for s in variants.values())), default=None),
+        skipped=skipped,
+        status="running",
+        notes=(*experiment.notes, *_notes(variants)),
+        order_seed=secrets.randbits(32),
+        created_utc=utc_now(),
+        data=data,
+        provenance=hardware.provenance(),
+    )
     return info, parts
 
 
@@ -236,36 +231,37 @@ def check_resumable(run: StoredRun) -> dict[str, Resolved]:
             its data changed.
     """
     info = run.info
-    if shared := info.get(SHARED):
+    if info.shared_from:
         raise ValueError(
-            f"run must be one of this machine's to be resumed, got one from {shared['from']}; "
-            f"start one here: labkit run {info['experiment']}"
+            f"run must be one of this machine's to be resumed, got one from {info.shared_from}; "
+            f"start one here: labkit run {info.experiment}"
         )
-    variants = {label: read_settings(values) for label, values in info["variants"].items()}
-    facts = [facts_of(info, label) for label in variants]
+    variants = {label: info.check_settings(label) for label in info.variants}
+    facts = [info.facts_of(label) for label in variants]
     simulates = any(its.is_simulated for its in facts)
-    if simulates and info.get("schema", 0) < 3:
+    if simulates and info.schema < 3:
         raise ValueError(
             "run must have a simulated GPU that this version knows, got one whose host sleeps "
             "while it waits; start a new run"
         )
-    pick(MODES, info["mode"], "mode")
-    pick(KINDS, info.get("kind", EPOCHS), "kind")
+    pick(MODES, info.mode, "mode")
+    pick(KINDS, info.kind, "kind")
     parts = {}
     for label, settings in variants.items():
         with suppress(Skip):  # its row says why
             parts[label] = resolve(complete_here(settings))
-    data = _describe_data(variants[info["baseline"]])
-    if any(info["data"].get(name, value) != value for name, value in data.items()):
+    began_with, data = (asdict(one) for one in (info.data, _describe_data(info.base_settings)))
+    if any(value and value != data[name] for name, value in began_with.items()):
         raise ValueError(
-            f"data must be what the run began with ({info['data']}), got {data}; start a new run"
+            f"data must be what the run began with ({began_with}), got {data}; start a new run"
         )
     on_gpu = not all(its.is_on_cpu or its.is_simulated for its in facts)
 
-    def where(provenance: Mapping[str, Any]) -> tuple:
-        return provenance.get("machine_id"), on_gpu and (provenance.get("gpu") or {}).get("name")
+    def where(provenance: Provenance) -> tuple:
+        gpu_name = provenance.gpu.name if provenance.gpu else ""
+        return provenance.machine_id, on_gpu and gpu_name
 
-    began_on, here = info["provenance"], hardware.provenance()
+    began_on, here = info.provenance, hardware.provenance()
     if where(began_on) != where(here):
         raise ValueError(
             f"run must be resumed on the machine and the GPU it began on "
@@ -274,17 +270,17 @@ def check_resumable(run: StoredRun) -> dict[str, Resolved]:
     return parts
 
 
-def _describe_data(settings: Settings) -> dict[str, Any]:
+def _describe_data(settings: Settings) -> Data:
     open_reader.cache_clear()  # a notebook lives long, and its data may change
     reader = open_data(settings)
-    return {
-        "folder": settings.data,
-        "images": len(reader),
-        "bytes": int(reader.image_bytes.sum()),
-        "boxes": reader.boxes,
-        "kind": read_manifest(reader.root).get("kind", "the user's own images"),
-        "manifest_hash": reader.data_hash if reader.has_manifest else "unknown",
-    }
+    return Data(
+        folder=settings.data,
+        images=len(reader),
+        bytes=int(reader.image_bytes.sum()),
+        boxes=reader.boxes,
+        kind=read_manifest(reader.root).get("kind", "the user's own images"),
+        manifest_hash=reader.data_hash if reader.has_manifest else UNKNOWN,
+    )
 
 
 def _check_equal_work(variants: Mapping[str, Settings]) -> None:
@@ -336,9 +332,9 @@ def _notes(variants: Mapping[str, Settings]) -> list[str]:
 
 def _complete(run: ActiveRun) -> StoredRun:
     """Do everything that is missing; finished rows stay whatever happens."""
-    for note in run.info["notes"]:
+    for note in run.info.notes:
         run.progress.say(note)
-    kind = KINDS[run.info.get("kind", EPOCHS)]
+    kind = KINDS[run.info.kind]
     # The processes end before the cleanup: they may still read what it removes.
     with _status_saved(run), ExitStack() as cleanup, run.launcher:
         run.check_baselines()

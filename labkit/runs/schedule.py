@@ -13,10 +13,8 @@ from __future__ import annotations
 import random
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from labkit.analysis.validity import baselines_of, is_baseline_run_twice
-from labkit.contracts import Trial
+from labkit.contracts import RunInfo, Trial
 from labkit.settings import MIN_JUDGED_BLOCKS, Mode
 
 
@@ -66,12 +64,12 @@ def plan(
 
 
 def next_trials(
-    info: Mapping[str, Any], trials: Sequence[Trial], dropped: Collection[str] = ()
+    info: RunInfo, trials: Sequence[Trial], dropped: Collection[str] = ()
 ) -> list[Planned]:
     """Return the trials that a run needs next; none once it is complete.
 
     Args:
-        info: what `run.json` holds; needs mode, baseline, variants, blocks, order_seed.
+        info: of the run.
         trials: the run's rows so far, of any status.
         dropped: variants that are out.
 
@@ -79,12 +77,12 @@ def next_trials(
         The missing trials of the planned blocks.
     """
     planned = plan(
-        list(info["variants"]),
-        list(baselines_of(info).values()),
-        groups=info.get("groups") or {},
-        shuffled=is_baseline_run_twice(info),
-        blocks=range(info["blocks"]),
-        seed=info["order_seed"],
+        list(info.variants),
+        list(info.baseline_by_group.values()),
+        groups=info.groups,
+        shuffled=info.shuffled,
+        blocks=range(info.blocks),
+        seed=info.order_seed,
     )
     done = {(t.block, t.variant, t.role) for t in trials if t.status == "ok"}
     return [

@@ -7,14 +7,16 @@
 A row is flushed and synced as soon as its trial is done, so a crash loses at most the trial that
 was running. A half-written line, left by a killed process or a full disk, is skipped and counted.
 
-In `run.json`, what may not leave this machine stands in the block `local`; a share file leaves it
-out. Labels of variants, questions and notes are the user's own words and are shared.
+Outside this module a run is a `RunInfo`, with attributes. In `run.json`, what may not leave this
+machine stands in the block `local`; a share file leaves it out. Labels of variants, questions and
+notes are the user's own words and are shared.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import json
 import os
 import re
@@ -23,54 +25,25 @@ import shutil
 import time
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import MISSING, dataclass, fields, is_dataclass
-from functools import cached_property
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import MISSING, Field, asdict, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 from labkit import units
 from labkit.analysis.summary import Summary, summarize
-from labkit.contracts import Facts as PartFacts
-from labkit.contracts import Trial
+from labkit.contracts import RUN_SCHEMA, UNKNOWN, Plain, RunInfo, Trial
 from labkit.files import write_whole
 from labkit.resolve import record_facts
-from labkit.settings import AS_PUBLISHED
+from labkit.settings import AS_PUBLISHED, MODES, read_settings
 
-# Format history of run.json
-#   1  first version
-#   2  `local`: what may not leave this machine; request
-#   3  the host of a simulated GPU spins and needs a core to launch and to copy; it slept before
-SCHEMA = 3
 RUN_FILE, TRIALS_FILE = "run.json", "trials.jsonl"
-SHARED = "shared"  # folder of results and field of run.json, for runs made elsewhere
+SHARED = "shared"  # folder of results, for runs made elsewhere
 REPORTS = "reports"  # folder of results, for files made from several runs
 RESERVED = (SHARED, REPORTS)  # an experiment cannot have these names
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
-Plain = str | int | float | bool | None
-Facts = dict[str, Any]
-# Of run.json; its other fields may hold any JSON.
-INFO_TYPES = {
-    **dict.fromkeys(("experiment", "question", "mode", "baseline", "status", "created_utc"), str),
-    **dict.fromkeys(("blocks", "order_seed"), int),
-    "variants": dict[str, dict[str, Plain]],
-    "facts": dict[str, PartFacts] | None,
-    "data": dict[str, Plain],
-    "provenance": Facts,
-    **dict.fromkeys(("skipped", "failed"), dict[str, str]),
-    "notes": list[str],
-    "excluded": list[int] | None,
-    "calibration": dict[str, Plain] | None,
-    **dict.fromkeys(("costs", "reads", "tasks"), dict[str, dict[str, Plain]] | None),
-    **dict.fromkeys(("storages", "links"), dict[str, Facts] | None),
-    **dict.fromkeys(("dial", "request", "forecast", "timing"), Facts | None),
-    **dict.fromkeys(("source", "protocol", "reason", "kind", "accelerator"), str | None),
-    **dict.fromkeys(("groups", "baselines", SHARED), dict[str, str] | None),
-    **dict.fromkeys(("local_notes", "unreadable"), list[str] | None),
-    "published": dict[str, float] | None,
-    "singles": dict[str, dict[str, float]] | None,
-}
+Facts = dict[str, Any]  # what a JSON object holds
 
 NAME = r"\w+"  # other storages, and other values of the settings below, are folders or addresses
 A_PLACE = "a folder"
@@ -108,7 +81,6 @@ LOCAL = {
     "settings": SETTINGS,
     "data": {"folder": None},
     "storages": {NAME: {"device|remark": None}, ".*": None},
-    "costs": {".*": {"folder": None}},
     "provenance": {"gpu": {"reason": None}},
     "medium": {"device": None},
     "disturbance": {"busiest_program|busiest_gpu_program": None},
@@ -124,34 +96,29 @@ class StoredRun:
     """A run as it lies on disk."""
 
     folder: Path
-    info: dict[str, Any]
-    """What `run.json` holds: experiment, mode, variants, status, provenance …"""
+    info: RunInfo
     trials: tuple[Trial, ...]
     set_aside: int = 0
     """Lines of `trials.jsonl` that were only half written, or are no rows."""
 
-    def __post_init__(self) -> None:
-        if self.info.get("facts") is None:  # of an earlier version
-            self.info["facts"] = record_facts(self.info["variants"])
-
-    @cached_property
+    @functools.cached_property
     def summary(self) -> Summary:
         """What the trials mean: a row per variant."""
-        more = {"set_aside": self.set_aside, "run": self.folder.name}
-        return summarize({**self.info, **more}, self.trials)
+        name = self.folder.name
+        return summarize(self.info, self.trials, run=name, set_aside=self.set_aside)
 
 
-def create_run(results: Path, info: dict[str, Any]) -> Path:
+def create_run(results: Path, info: RunInfo) -> Path:
     """Make a new run folder with its `run.json`.
 
     Args:
         results: folder that holds all results; made if missing.
-        info: at least the experiment's name.
+        info: what is known of the run.
 
     Raises:
         OSError: results cannot be written; the message says what to do.
     """
-    runs = results / str(info["experiment"])
+    runs = results / info.experiment
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     with explain_unwritable(results):
         runs.mkdir(parents=True, exist_ok=True)
@@ -233,15 +200,15 @@ def explain_unwritable(folder: Path | str) -> Iterator[None]:
         ) from error
 
 
-def write_info(folder: Path, info: dict[str, Any]) -> None:
+def write_info(folder: Path, info: RunInfo) -> None:
     """Replace `run.json` in one step."""
-    shared, local = split_local(info)
+    shared, local = split_local(to_json(info))
     text = json.dumps({**shared, "local": local}, indent=1, ensure_ascii=False) + "\n"
     with explain_unwritable(folder):
         write_whole(folder / RUN_FILE, text)
 
 
-def read_info(folder: Path) -> dict[str, Any]:
+def read_info(folder: Path) -> RunInfo:
     """Read `run.json` alone.
 
     Raises:
@@ -254,20 +221,108 @@ def read_info(folder: Path) -> dict[str, Any]:
     stored = stored if isinstance(stored, dict) else {}
     check_version(stored, folder.name)
     local = stored.pop("local", {})
-    info = _merge(stored, local) if isinstance(local, dict) else {}
-    if misfit(info, INFO_TYPES) or info["baseline"] not in info["variants"]:
-        raise ValueError(f"{RUN_FILE} must be what a run writes, got another file in {folder.name}")
-    return info
+    try:
+        return from_json(_merge(stored, local) if isinstance(local, dict) else {})
+    except ValueError:
+        raise ValueError(
+            f"{RUN_FILE} must be what a run writes, got another file in {folder.name}"
+        ) from None
 
 
-def misfit(info: Mapping[str, Any], hints: Mapping[str, Any]) -> str:
-    """Return the first field whose value is not of its type; empty where all are."""
-    return next((name for name, hint in hints.items() if not fits(info.get(name), hint)), "")
+def to_json(info: RunInfo) -> Facts:
+    """Return a run as `run.json` holds it, the local facts in their places."""
+    stored = {name: value for name, value in asdict(info).items() if value is not None}
+    stored["variants"] = {label: info.settings_of(label) for label in info.variants}
+    stored["facts"] = {
+        label: {name: fact for name, fact in own.items() if fact}
+        for label, own in stored["facts"].items()
+    }
+    del stored["unknown_settings"]  # each is among its variant's
+    return stored
+
+
+def from_json(stored: Mapping[str, Any]) -> RunInfo:
+    """Return the run that `to_json` of any version wrote; unknown facts are left out.
+
+    Raises:
+        ValueError: it is no run; the text is the name of the first fact that is not as labkit
+            writes it.
+    """
+    stored = _migrate(stored)
+    known: Facts = {}
+    if not fits(stored.get("variants"), dict[str, dict[str, Plain]]):
+        raise ValueError("variants")
+    settings = {label: read_settings(values) for label, values in stored["variants"].items()}
+    for name, hint in _hints(RunInfo).items():
+        if name in stored and name not in ("variants", "unknown_settings"):
+            try:
+                known[name] = _read(hint, stored[name])
+            except (TypeError, ValueError):
+                raise ValueError(name) from None
+    known["variants"] = {label: own for label, (own, _) in settings.items()}
+    known["unknown_settings"] = {label: more for label, (_, more) in settings.items() if more}
+    if missing := [f.name for f in fields(RunInfo) if _is_needed(f) and f.name not in known]:
+        raise ValueError(missing[0])
+    if known["baseline"] not in known["variants"]:
+        raise ValueError("baseline")
+    return RunInfo(**known)
+
+
+def _migrate(stored: Mapping[str, Any]) -> Facts:
+    """Return a run of any schema as today's would be stored; what is None is left out."""
+    facts = {"schema": 0, **{name: x for name, x in stored.items() if x is not None}}
+    notes, mode, provenance = (facts.get(name) for name in ("notes", "mode", "provenance"))
+    if facts["schema"] < 2 and isinstance(notes, list) and notes:  # they named files
+        facts |= {"notes": [], "local_notes": notes}
+    if "shuffled" not in facts and isinstance(mode, str):
+        facts["shuffled"] = mode not in MODES or MODES[mode].shuffled
+    if isinstance(provenance, dict):  # unknown was the word, also where a number is expected
+        known = {name: x for name, x in provenance.items() if x not in (None, UNKNOWN)}
+        if isinstance(gpu := known.get("gpu"), dict):
+            known["gpu"] = {name: x for name, x in gpu.items() if x is not None}
+        facts["provenance"] = known
+    if "facts" not in facts and fits(facts.get("variants"), dict[str, dict[str, Plain]]):
+        facts["facts"] = record_facts(facts["variants"])
+    if isinstance(shared := facts.get("shared"), dict):
+        facts["shared_from"] = shared.get("from")
+    return facts
+
+
+def _read(hint: Any, value: Any) -> Any:
+    """Return a value from JSON as a type; unknown fields of a dataclass are left out.
+
+    Raises:
+        TypeError: it is of another type.
+        ValueError: it is a value that its dataclass refuses.
+    """
+    origin, inner, has_fields = typing.get_origin(hint), typing.get_args(hint), is_dataclass(hint)
+    if origin is types.UnionType:
+        for option in inner:
+            with contextlib.suppress(TypeError, ValueError):
+                return _read(option, value)
+        raise TypeError(hint)
+    if origin is tuple and isinstance(value, list | tuple):
+        return tuple(_read(inner[0], each) for each in value)
+    if isinstance(value, dict) and origin is Mapping:
+        return {name: _read(inner[1], each) for name, each in value.items()}
+    if isinstance(value, dict) and has_fields:
+        hints = _hints(hint)
+        return hint(**{name: _read(hints[name], x) for name, x in value.items() if name in hints})
+    if has_fields or not fits(value, hint):
+        raise TypeError(hint)
+    return value
+
+
+_hints = functools.cache(typing.get_type_hints)
+
+
+def _is_needed(field: Field) -> bool:
+    return field.default is MISSING and field.default_factory is MISSING
 
 
 def fits(value: object, hint: Any) -> bool:
     """Return whether a value from JSON is of a type; a dataclass has its fields as a dict."""
-    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    origin, inner, has_fields = typing.get_origin(hint), typing.get_args(hint), is_dataclass(hint)
     if hint is Any:
         return True
     if hint in (int, float):
@@ -281,10 +336,9 @@ def fits(value: object, hint: Any) -> bool:
         return isinstance(value, list) and all(fits(each, inner[0]) for each in value)
     if origin is dict:
         return isinstance(value, dict) and all(fits(each, inner[1]) for each in value.values())
-    if is_dataclass(hint):
-        hints = typing.get_type_hints(hint)
-        has_none = MISSING, MISSING
-        needed = {f.name for f in fields(hint) if (f.default, f.default_factory) == has_none}
+    if has_fields:
+        hints = _hints(hint)
+        needed = {field.name for field in fields(hint) if _is_needed(field)}
         return (
             isinstance(value, dict)
             and needed <= set(value) <= set(hints)
@@ -293,19 +347,17 @@ def fits(value: object, hint: Any) -> bool:
     return isinstance(value, hint)
 
 
-def split_local(
-    facts: Mapping[str, Any], fields: Mapping[str, Any] = LOCAL
-) -> tuple[dict[str, Any], dict[str, Any]]:
+def split_local(facts: Mapping[str, Any], rules: Mapping[str, Any] = LOCAL) -> tuple[Facts, Facts]:
     """Return what may be shared of a run's facts or of a row, and what may not leave this machine.
 
     Args:
-        facts: what `run.json` holds, or a row, of any version; not changed.
-        fields: which of them are local.
+        facts: what `to_json` returns, or a row, of any version; not changed.
+        rules: which of them are local.
     """
     shared, local = {}, {}
     for name, value in facts.items():
-        key = next((key for key in fields if re.fullmatch(key, name, re.DOTALL)), None)
-        rule = fields.get(key)
+        key = next((key for key in rules if re.fullmatch(key, name, re.DOTALL)), None)
+        rule = rules.get(key)
         if isinstance(rule, dict):
             is_dict = isinstance(value, Mapping)
             shared[name], below = split_local(value, rule) if is_dict else (value, {})
@@ -320,7 +372,7 @@ def split_local(
     return shared, local
 
 
-def _merge(shared: dict[str, Any], local: Mapping[str, Any]) -> dict[str, Any]:
+def _merge(shared: Facts, local: Mapping[str, Any]) -> Facts:
     """Put what is local back in its place."""
     for name, value in local.items():
         both = isinstance(value, dict) and isinstance(shared.get(name), dict)
@@ -328,19 +380,40 @@ def _merge(shared: dict[str, Any], local: Mapping[str, Any]) -> dict[str, Any]:
     return shared
 
 
-def check_version(info: Mapping[str, Any], name: str) -> None:
+def shareable(info: RunInfo, trials: Iterable[Trial]) -> tuple[Facts, list[Facts]]:
+    """Return what of a run and its rows may leave this machine, as JSON.
+
+    Raises:
+        ValueError: a variant is labelled with a folder.
+    """
+    shared, local = split_local(to_json(info))
+    for label, settings in local.get("variants", {}).items():
+        if any(str(place) in label for place in settings.values()):
+            raise ValueError(
+                f"variants must not be labelled with a folder to be shared, got {label!r}; "
+                "give each a label of its own and run again"
+            )
+    rows = [split_local(trial.to_row())[0] for trial in trials]
+    data = f"manifest {info.data.manifest_hash[:12]}"
+    for settings in (*shared["variants"].values(), *(row["settings"] for row in rows)):
+        if "data" in settings:
+            settings["data"] = data
+    return shared, rows
+
+
+def check_version(stored: Mapping[str, Any], name: str) -> None:
     """Refuse a run that this version cannot read.
 
     Args:
-        info: what `run.json` holds.
+        stored: what `run.json` holds.
         name: of its folder or file.
 
     Raises:
         ValueError: it was written by a newer labkit.
     """
-    if not isinstance(schema := info.get("schema", 0), int) or schema > SCHEMA:
+    if not isinstance(schema := stored.get("schema", 0), int) or schema > RUN_SCHEMA:
         raise ValueError(
-            f"schema must be at most {SCHEMA}, got {schema!r} in {name}; "
+            f"schema must be at most {RUN_SCHEMA}, got {schema!r} in {name}; "
             "update labkit to read this run"
         )
 
@@ -404,7 +477,7 @@ def list_runs(results: Path | str, experiment: str = "*") -> list[Path]:
 
 def best_runs(
     results: Path | str,
-    weigh: Callable[[Mapping[str, Any]], float | str | None],
+    weigh: Callable[[RunInfo], float | str | None],
     experiment: str = "*",
     *,
     one_each: bool = False,
@@ -415,7 +488,7 @@ def best_runs(
 
     Args:
         results: folder that holds all results.
-        weigh: returns a run's weight from its `run.json`; None leaves the run out.
+        weigh: returns a run's weight; None leaves the run out.
         experiment: one experiment's name, or all.
         one_each: only the first run of each experiment.
     """
@@ -423,8 +496,8 @@ def best_runs(
     for folder in list_runs(results, experiment):
         with contextlib.suppress(ValueError):  # of a newer labkit, or no run
             info = read_info(folder)
-            if SHARED not in info and (weight := weigh(info)) is not None:
-                weighed.append((weight, folder.name, folder, info["experiment"]))
+            if not info.shared_from and (weight := weigh(info)) is not None:
+                weighed.append((weight, folder.name, folder, info.experiment))
     for _, _, folder, name in sorted(weighed, reverse=True):
         if not (one_each and name in seen):
             with contextlib.suppress(ValueError):  # rows of a newer labkit
@@ -434,10 +507,10 @@ def best_runs(
 
 
 def newest_runs(
-    results: Path | str, weigh: Callable[[Mapping[str, Any]], float | str | None]
+    results: Path | str, weigh: Callable[[RunInfo], float | str | None]
 ) -> dict[str, StoredRun]:
     """Return the first of `best_runs` of each experiment, by the experiment's name."""
-    return {run.info["experiment"]: run for run in best_runs(results, weigh, one_each=True)}
+    return {run.info.experiment: run for run in best_runs(results, weigh, one_each=True)}
 
 
 def earlier_runs(
@@ -445,10 +518,10 @@ def earlier_runs(
 ) -> Iterator[StoredRun]:
     """Yield a machine's finished runs of an experiment: those in `mode` first, the newest first."""
 
-    def weigh(info: Mapping[str, Any]) -> bool | None:
-        measured_on = info["provenance"].get("machine_id")
-        is_finished = info["status"] == "finished" and info.get("shuffled", True)
-        return info["mode"] == mode if measured_on == machine_id and is_finished else None
+    def weigh(info: RunInfo) -> bool | None:
+        is_finished = info.status == "finished" and info.shuffled
+        is_here = info.provenance.machine_id == machine_id
+        return info.mode == mode if is_here and is_finished else None
 
     return best_runs(results, weigh, experiment)
 
@@ -467,7 +540,7 @@ def find_run(results: Path | str, name: str) -> StoredRun:
     folders = list_runs(results)
     if name in {folder.parent.name for folder in folders}:
         # A run in the document's own order answers another question: its id finds it.
-        corrected = best_runs(results, lambda info: info.get("protocol") != AS_PUBLISHED, name)
+        corrected = best_runs(results, lambda info: info.protocol != AS_PUBLISHED, name)
         if (newest := next(corrected, None)) is not None:
             return newest
     matches = _called(name, folders) or _called(name, list_runs(Path(results) / SHARED))

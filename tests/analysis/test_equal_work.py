@@ -7,12 +7,12 @@ import math
 from dataclasses import replace
 
 import pytest
-from fakes import MEANS, fake_loss, fake_work
+from fakes import MEANS, fake_info, fake_loss, fake_work
 
 from labkit.analysis import equal_work
 from labkit.resolve import record_facts
 
-INFO = {"baseline": "base", "variants": {"base": {}, "v": {}}}
+INFO = fake_info(["base", "v"])
 
 
 def unequal_work(info, trials):
@@ -160,7 +160,7 @@ def test_other_data_has_another_last_batch_and_is_not_compared(other):
 
 
 def test_batches_of_another_size_are_compared_by_their_last_images():
-    info, size = {**INFO, "compared_images": 8}, {"batch_size": 16}
+    info, size = replace(INFO, compared_images=8), {"batch_size": 16}
 
     def found(**what):
         return unequal_work(info, [fake_work("base"), fake_work("v", **size, **what)])

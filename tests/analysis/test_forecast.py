@@ -14,8 +14,9 @@ from labkit.analysis.forecast import forecast, noise_of
 from labkit.analysis.statistics import detectable_share
 from labkit.resolve import gather_facts
 from labkit.runs.store import earlier_runs, load_run
+from labkit.settings import Settings
 
-VARIANTS = {name: {"epochs": 2, "step": "timed"} for name in ("base", "other", "third")}
+VARIANTS = {name: Settings(epochs=2, step="timed") for name in ("base", "other", "third")}
 HERE = {"provenance": {"machine_id": "here"}, "shuffled": True}
 
 

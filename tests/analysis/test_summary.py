@@ -7,12 +7,11 @@ import dataclasses
 import math
 
 import pytest
-from fakes import LABELS, fake_info, fake_logged, fake_trial, fake_trials
+from fakes import LABELS, fake_info, fake_json, fake_logged, fake_trial, fake_trials
 from scipy import stats
 
 from labkit.analysis.statistics import blocks_needed
 from labkit.analysis.summary import summarize
-from labkit.resolve import record_facts
 from labkit.settings import AS_PUBLISHED
 
 
@@ -353,11 +352,10 @@ def test_floors_have_numbers_and_no_verdict_and_do_not_widen_the_others_interval
     floors = {f"floor {i}": 0.3 for i in range(6)}
 
     def interval(variants):
-        info = fake_info([*variants], mode="full")
-        for name in floors:
-            if name in variants:
-                info["variants"][name]["step"] = "nothing"
-        info["facts"] = record_facts(info["variants"])
+        stored = fake_json([*variants])["variants"]
+        for name in floors.keys() & stored:
+            stored[name]["step"] = "nothing"
+        info = fake_info([*variants], mode="full", variants=stored)
         summary = summarize(info, fake_trials(variants, blocks=8))
         rows = {row.variant: row for row in summary.rows}
         assert rows["fast"].verdict == "faster"
@@ -373,11 +371,9 @@ def test_floors_have_numbers_and_no_verdict_and_do_not_widen_the_others_interval
 
 def test_where_the_baseline_loads_nothing_either_its_variants_are_judged():
     times = {"nothing beside the step": 1.0, "checkpoint": 1.2, "no step": 0.5}
-    info = fake_info([*times], mode="full")
-    for settings in info["variants"].values():
-        settings["loader"] = "resident"
-    info["variants"]["no step"]["step"] = "nothing"
-    info["facts"] = record_facts(info["variants"])
+    variants = {name: {"loader": "resident"} for name in times}
+    variants["no step"]["step"] = "nothing"
+    info = fake_info([*times], mode="full", variants=variants)
     rows = summarize(info, fake_trials(times, blocks=8)).rows
     assert [row.verdict for row in rows] == ["baseline", "slower", ""]
 

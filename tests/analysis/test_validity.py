@@ -216,8 +216,8 @@ def busy(trial):
 
 
 def found_in(trials, *, mode="full", blocks=None, **more):
-    info = fake_info(["base", "v", "w"], mode=mode, **({"blocks": blocks} if blocks else {}))
-    return valid_trials({**info, **more}, trials)
+    info = fake_info(["base", "v", "w"], mode=mode, blocks=blocks or 0, **more)
+    return valid_trials(info, trials)
 
 
 def keys(found):

@@ -15,8 +15,9 @@ from labkit.report.run import Run
 
 def fake_run(times, *, mode="quick", blocks=3, **changes):
     """A run of made-up trials in memory; `changes` are settings by variant."""
-    info = fake_info([*times], mode=mode, data={"images": 160, "bytes": 10**7})
-    info["variants"] = {name: {"cache": "cold"} | changes.get(name, {}) for name in times}
+    variants = {name: {"cache": "cold"} | changes.get(name, {}) for name in times}
+    data = {"images": 160, "bytes": 10**7}
+    info = fake_info([*times], mode=mode, data=data, variants=variants)
     trials = fake_trials(times, blocks=blocks)
     return Run(folder=Path("20250102T030405Z-abcd"), info=info, trials=tuple(trials))
 
@@ -59,7 +60,7 @@ def test_a_winner_is_proved_in_every_mode_and_where_it_is_judged_by_its_verdict(
 
 def test_among_equal_variants_a_quick_run_has_a_winner_in_at_most_5_percent():
     times = {"original": 1.0, **{f"equal {i}": 1.0 for i in range(6)}}
-    info = {**fake_info([*times]), "variants": {name: {"cache": "cold"} for name in times}}
+    info = fake_info([*times], variants={name: {"cache": "cold"} for name in times})
     found, runs = 0, 300
     for seed in range(runs):
         summary = summarize(info, fake_trials(times, seed=seed))

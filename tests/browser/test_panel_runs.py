@@ -26,7 +26,7 @@ def test_run_all_needs_no_click(opened):
     assert opened.complaints == []
     assert opened.problems == []
     (folder, *_) = opened.server.runs()
-    assert load_run(folder).info["status"] == "finished"
+    assert load_run(folder).info.status == "finished"
     # The run's table and chart stand once, in the panel.
     assert "prefetch_generator" in opened.first_result.partition("<table")[2]
     assert opened.first_result.count("<img") == opened.first_images == 1
@@ -40,7 +40,7 @@ def test_a_changed_dropdown_is_in_the_new_rows(lab):
     lab.until(lambda: status_of(folder) == "finished", "the run is complete")
     lab.wait_for_status("finished")
     run = load_run(folder)
-    assert {values["preprocessor"] for values in run.info["variants"].values()} == {"loops"}
+    assert {settings.preprocessor for settings in run.info.variants.values()} == {"loops"}
     assert finished(run) == IN_BLOCK
     assert {trial.settings["preprocessor"] for trial in run.trials} == {"loops"}
     # What the panel shows now is this run.

@@ -32,7 +32,7 @@ def test_run_and_cancel_without_subshells(lab):
     lab.until(lambda: rows_in(folder) >= 1, "there is a row")
     cancel(lab)
     run = load_run(folder)
-    assert run.info["status"] == "cancelled"
-    assert {values["decoder"] for values in run.info["variants"].values()} == {"pillow"}
+    assert run.info.status == "cancelled"
+    assert {settings.decoder for settings in run.info.variants.values()} == {"pillow"}
     assert run.trials[0].status == "ok"
     assert lab.problems == []

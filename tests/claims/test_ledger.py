@@ -342,9 +342,9 @@ def test_of_workers_that_load_equally_fast_the_cheapest_is_taken(tmp_path):
         epochs = tuple(replace(epoch, wait_s=wait * epoch.epoch_s) for epoch in trial.epochs)
         trials.append(replace(trial, cpu_percent=cpu_percent, epochs=epochs))
     folder = make_run(tmp_path, dict.fromkeys(counts, 1.0), experiment="workers", trials=trials)
-    info = json.loads((folder / "run.json").read_text())
-    info["variants"] = {name: {"num_workers": n} for name, n in counts.items()}
-    (folder / "run.json").write_text(json.dumps(info))
+    stored = json.loads((folder / "run.json").read_text())
+    stored["variants"] = {name: {"num_workers": n} for name, n in counts.items()}
+    (folder / "run.json").write_text(json.dumps(stored))
     assert answer_to(tmp_path, 5) == (
         "by this rule 2 workers; workers, waiting, CPU: 0: 1.20 s, 90 %; 1: 600 ms, 120 %; "
         "2: 120 ms, 170 %; 4: 100 ms, 190 % (simulated GPU, 460 images/s)"
@@ -407,7 +407,7 @@ def test_the_answer_comes_first_in_one_sentence(tmp_path, capsys):
 
 
 def test_a_table_shows_the_claims_asked_for_and_who_says_otherwise(tmp_path):
-    make_run(tmp_path, machine_id=hardware.provenance()["machine_id"])
+    make_run(tmp_path, machine_id=hardware.provenance().machine_id)
     shown = lab.claims(tmp_path, numbers=[14, 19])._repr_html_()
     assert "as published: 0." in shown and "PyTorch #100703" in shown
     with pytest.raises(ValueError, match="numbers must be from 1 to 38, got 39; leave them out"):

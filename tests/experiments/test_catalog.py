@@ -168,13 +168,13 @@ def test_a_disk_that_cannot_be_throttled_after_all_is_modelled_and_says_why(
     assert chosen.settings["hdd"].storage == "throttled"
     chosen = choose(chosen, ["hdd", "ssd"])  # a variant that is left out does not come back
     info, _ = runner.check(chosen, "quick", None)
-    used = {label: settings["storage"] for label, settings in info["variants"].items()}
+    used = {label: settings.storage for label, settings in info.variants.items()}
     assert used == {"hdd": "modelled_hdd", "ssd": "modelled_ssd"}
-    assert info["variants"]["hdd"]["num_workers"] == 3
-    assert set(info["facts"]) == set(info["variants"])
-    assert info["protocol"] == AS_PUBLISHED
-    assert [note for note in info["notes"] if "stands in" in note] == []
-    assert any(f"none can be throttled here ({why_not})" in note for note in info["notes"])
+    assert info.variants["hdd"].num_workers == 3
+    assert set(info.facts) == set(info.variants)
+    assert info.protocol == AS_PUBLISHED
+    assert [note for note in info.notes if "stands in" in note] == []
+    assert any(f"none can be throttled here ({why_not})" in note for note in info.notes)
 
 
 @pytest.mark.parametrize("cores", [1, 2, 3, 8])
@@ -249,7 +249,7 @@ def test_experiments_are_listed_by_their_own_names():
 
 
 def is_an_experiments_name(node):
-    """run.experiment, experiment.name, info["experiment"]."""
+    """run.experiment, experiment.name, row["experiment"]."""
     if isinstance(node, ast.Subscript):
         return isinstance(node.slice, ast.Constant) and node.slice.value == "experiment"
     return isinstance(node, ast.Attribute) and node.attr in ("experiment", "name")

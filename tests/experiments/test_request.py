@@ -66,19 +66,20 @@ def test_python_code_asks_for_the_same(request_, monkeypatch):
     ((experiment, mode, named),) = runs
     assert named.pop("results") == "out"
     named = {"blocks": named.get("blocks")}
-    assert Request.read({"request": {**experiment.request, "mode": mode, **named}}) == request_
+    stored = {**experiment.request, "mode": mode, **named}
+    assert Request.read(fake_info(["a"], request=stored)) == request_
 
 
 @pytest.mark.parametrize("request_", REQUESTS, ids=str)
 def test_what_a_run_stores_asks_for_the_same(request_):
-    assert Request.read({"request": request_.to_dict()}) == request_
+    assert Request.read(fake_info(["a"], request=request_.to_dict())) == request_
     built = request_.build()
     assert replace(Request.of(built), mode=request_.mode, blocks=request_.blocks) == request_
 
 
 def test_an_old_run_is_asked_for_with_todays_names():
     asked = {"experiment": "workers", "settings": {"profile": "matched"}}
-    assert "--profile calibrated" in Request.read({"request": asked}).command_line()
+    assert "--profile calibrated" in Request.read(fake_info(["a"], request=asked)).command_line()
 
 
 def test_what_was_not_asked_for_is_not_printed():
@@ -94,7 +95,7 @@ def test_a_changed_experiment_is_the_users_own():
     assert changed.request is None
     own = Request(experiment=changed, settings={"num_workers": 1}, baseline="x = 1: both")
     assert {settings.num_workers for settings in own.build().settings.values()} == {1}
-    stored = Request.read({"request": own.to_dict()})
+    stored = Request.read(fake_info(["a"], request=own.to_dict()))
     for asked in (own, stored):
         assert asked.command_line() == ""
         assert "with num_workers=1 for all variants" in asked.python_code()

@@ -58,7 +58,7 @@ def test_a_user_can_cancel_and_what_was_measured_stays(photos, tmp_path):
     settings = lab.Settings(data=str(photos), device="cpu")
     with pytest.raises(Cancelled, match=r"cancelled; .* holds what was measured"):
         lab.tune(settings, results=tmp_path, cancel=cancel, progress=False)
-    assert [lab.find_run(run).info["status"] for run in lab.list_runs(tmp_path)] == ["cancelled"]
+    assert [lab.find_run(run).info.status for run in lab.list_runs(tmp_path)] == ["cancelled"]
 
 
 def test_a_budget_too_small_for_two_settings_is_refused(photos, tmp_path):
@@ -77,7 +77,7 @@ def test_real_settings_are_tuned(photos, tmp_path, monkeypatch):
     )  # fmt: skip
     tuned = lab.tune(given, results=tmp_path, budget_s=1e4, progress=False)  # however slow
     assert tuned.is_whole
-    assert [run.info["experiment"] for run in tuned.runs] == ["tune", "tune"]
+    assert [run.info.experiment for run in tuned.runs] == ["tune", "tune"]
     assert {DEFAULT, "num_workers=1"} <= set(tuned.measured)
     assert tuned.measured[DEFAULT].normalized_time == 1
     assert all(each.cpu_s_per_1000_images > 0 for each in tuned.measured.values())

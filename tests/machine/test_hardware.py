@@ -5,6 +5,7 @@ import os
 import platform
 import subprocess
 import sys
+from dataclasses import asdict
 
 import pytest
 from kernel import why_no_group
@@ -85,22 +86,24 @@ def provenance():
 
 
 def test_provenance_is_json_and_complete(provenance):
-    assert json.loads(json.dumps(provenance)) == provenance
-    for name in ("machine_id", "platform", "kernel", "python", "cpu_model", "revision", "dirty"):
-        assert provenance[name] not in (None, "")
-    assert provenance["python"] == platform.python_version()
+    stored = asdict(provenance)
+    assert json.loads(json.dumps(stored)) == stored
+    for name in ("machine_id", "platform", "kernel", "python", "cpu_model", "revision"):
+        assert stored[name] not in (None, "")
+    assert (provenance.dirty is None) == (provenance.revision == "unknown")
+    assert provenance.python == platform.python_version()
     known = set(hardware.LIBRARIES)
-    assert known - set(hardware.OPTIONAL) <= set(provenance["versions"]) <= known
-    assert provenance["gpu"]["works"] in (True, False)
-    assert provenance["virtual"] in (True, False, "unknown")
-    assert provenance["cpu_count"] == os.cpu_count() >= provenance["cores"]
+    assert known - set(hardware.OPTIONAL) <= set(provenance.versions) <= known
+    assert provenance.gpu.works in (True, False)
+    assert provenance.virtual in (True, False, None)
+    assert provenance.cpu_count == os.cpu_count() >= provenance.cores
 
 
 def test_the_machine_id_is_stable_and_gives_nothing_away(provenance):
-    again = "from labkit.machine import hardware; print(hardware.provenance()['machine_id'])"
+    again = "from labkit.machine import hardware; print(hardware.provenance().machine_id)"
     done = subprocess.run([sys.executable, "-c", again], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == provenance["machine_id"]
-    text = json.dumps(provenance)
+    assert done.stdout.strip() == provenance.machine_id
+    text = json.dumps(asdict(provenance))
     raw = procfs.text("/etc/machine-id").strip()
     assert not raw or raw not in text
     assert f'"{platform.node()}"' not in text

@@ -18,7 +18,7 @@ from tests.processes import PATIENCE_S
 
 def ended(status):
     """What a run returns, as far as a job looks at it."""
-    return SimpleNamespace(info={"status": status})
+    return SimpleNamespace(info=SimpleNamespace(status=status))
 
 
 def test_progress_says_the_trial_its_rate_and_the_time_left():
@@ -107,7 +107,7 @@ def test_a_real_run_is_alone_and_cancelled_with_all_its_processes_keeps_its_rows
     _, alive = psutil.wait_procs(below, timeout=PATIENCE_S)
     assert alive == []
     run = lab.find_run(told.folder)
-    assert run.info["status"] == told.state == "cancelled"
+    assert run.info.status == told.state == "cancelled"
     statuses = [trial.status for trial in run.trials]
     assert statuses[0] == "ok"
     assert "cancelled" in statuses or len(statuses) < 120

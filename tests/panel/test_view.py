@@ -126,7 +126,7 @@ def test_a_second_panel_takes_up_the_run_and_may_cancel_it(panel, small, tmp_pat
         assert "Run" in can_press(each)
         assert "Cancel" not in can_press(each)
     (folder,) = lab.list_runs(tmp_path)
-    assert lab.find_run(folder).info["status"] == "cancelled"
+    assert lab.find_run(folder).info.status == "cancelled"
     assert "Resume" in can_press(panel)
 
 
@@ -208,7 +208,7 @@ def test_a_run_is_drawn_whatever_its_experiment_is_called(small, tmp_path):
 
 def test_a_killed_run_is_called_stopped_and_a_broken_one_hides_no_other(earlier):
     oldest, newest = lab.list_runs(earlier)
-    write_info(newest, {**lab.find_run(newest).info, "status": "running"})
+    write_info(newest, replace(lab.find_run(newest).info, status="running"))
     box = lab.panel("preprocessing", results=earlier)
     assert re.fullmatch(r"ready: showing the run of .* UTC, stopped", said(box, "status"))
     assert " stopped " in labelled(box, "runs").options[0][0]

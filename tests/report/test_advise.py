@@ -14,6 +14,7 @@ import labkit as lab
 from labkit.cli import main
 from labkit.machine import hardware
 from labkit.report.run import Run
+from labkit.settings import Settings
 
 # Seconds of an epoch of 1,000 images, 100 MB, at 0 and 100 % in memory.
 EPOCH_S = {"hard disk": (10.0, 2.0), "packed, in order": (5.0, 2.0), "SSD": (2.0, 2.0)}
@@ -44,12 +45,12 @@ def memory_run(machine_id=None, reads=True, epoch_s=EPOCH_S):
     pack = {"pack_s": 1.0, "source_bytes": 100_000_000, "bytes": 100_000_000}
     info = fake_info(
         [*groups], experiment="memory", **told,
-        provenance={"machine_id": machine_id or hardware.provenance()["machine_id"]},
+        provenance={"machine_id": machine_id or hardware.provenance().machine_id},
         data={"bytes": 100_000_000, "images": 1000},
         costs={f"{group}: packed, in order": pack for group in percents},
         reads={label: {"bytes_per_s": 10e6 if reads else None} for label in groups},
+        variants={label: {"cached": percents[group]} for label, group in groups.items()},
     )  # fmt: skip
-    info["variants"] = {label: {"cached": percents[group]} for label, group in groups.items()}
     return Run(folder="memory", info=info, trials=trials)
 
 
@@ -108,11 +109,14 @@ def test_what_was_not_measured_has_no_figure(tmp_path):
 def test_a_way_that_could_not_be_measured_is_named_with_its_reason(tmp_path):
     run = memory_run(epoch_s={arm: EPOCH_S[arm] for arm in ("hard disk", "SSD")})
     why = "packing raw needs room"
-    labels = {f"{group}: packed, in order": group for group in run.info["baselines"]}
-    run.info["groups"].update(labels)
-    run.info["variants"].update({label: {"cached": 0} for label in labels})
-    run.info["skipped"] = dict.fromkeys(labels, why)
-    save_run(tmp_path, run)
+    labels = {f"{group}: packed, in order": group for group in run.info.baselines}
+    info = replace(
+        run.info,
+        groups={**run.info.groups, **labels},
+        variants={**run.info.variants, **dict.fromkeys(labels, Settings(cached=0))},
+        skipped=dict.fromkeys(labels, why),
+    )
+    save_run(tmp_path, replace(run, info=info))
     table = lab.advise(100, 54, results=tmp_path)
     assert "packed, in order" not in rows(table)
     assert [note for note in table.notes if why in note] == [f"packed, in order: skipped: {why}"]

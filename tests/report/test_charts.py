@@ -132,10 +132,11 @@ def test_an_interval_that_leaves_the_axis_ends_in_an_arrow():
 
 def test_the_alternative_text_holds_all_that_the_chart_shows_and_where_it_comes_from():
     provenance = {"machine_id": "7a93da180d42", "cores": 2, "cpu_model": "A CPU with a name " * 5}
-    known = {"run": "20261121T191222Z-1f2e", "provenance": provenance}
-    summary = make_summary(published=TIMES, skipped={"dali": "not installed"}, **known)
+    known = {"provenance": provenance, "skipped": {"dali": "not installed"}}
+    summary = make_summary(published=TIMES, **known)
+    summary = replace(summary, run="20261121T191222Z-1f2e")
     figure, row = charts.times(summary), summary.rows[1]
-    text, origin = figure.get_label(), words.origin(summary.info)
+    text, origin = figure.get_label(), words.origin(summary)
     foot = min(texts(figure), key=lambda t: t.get_window_extent().y0)
     assert foot.get_text().replace("\n", " ") == origin
     assert text.endswith(f" {origin}.")
@@ -159,10 +160,8 @@ def test_the_alternative_text_holds_all_that_the_chart_shows_and_where_it_comes_
 
 
 def media_summary(media=MEDIA, *, blocks=3, noise=0.005, **info):
-    info = fake_media_info(media, **info)
-    for name in info.get("skipped", {}):
-        info["variants"][name] = {"storage": name, "cache": "cold"}
-    return summarize(info, fake_media_trials(media, blocks=blocks, noise=noise))
+    trials = fake_media_trials(media, blocks=blocks, noise=noise)
+    return summarize(fake_media_info(media, **info), trials)
 
 
 def test_bars_are_as_long_as_the_epochs_and_beside_them_is_where_the_bytes_came_from():
@@ -236,9 +235,12 @@ def dial_summary(name, times, *, blocks=10, noise=0.0005, **info):
     experiment = CATALOG[name](Settings(data="data/photos"))
     known = experiment.settings
     times = {experiment.baseline: 1.0, **times}
-    info = fake_info([*times, *info.get("skipped", {})], experiment=name, mode="full", **info)
-    info |= {"source": experiment.source, "dial": asdict(experiment.dial), "blocks": blocks}
-    info["variants"] = {label: asdict(known[label]) for label in info["variants"]}
+    labels = [*times, *info.get("skipped", {})]
+    made = {
+        "experiment": name, "mode": "full", "source": experiment.source, "blocks": blocks,
+        "dial": asdict(experiment.dial), "variants": {x: asdict(known[x]) for x in labels},
+    }  # fmt: skip
+    info = fake_info(labels, **{**info, **made})
     return summarize(info, fake_trials(times, blocks=blocks, noise=noise) if blocks else [])
 
 
@@ -361,7 +363,7 @@ def test_a_roofline_says_what_was_not_measured():
     run = fake_roofline(noise=0.5, blocks=3)
     run = replace(
         run,
-        info={**run.info, "skipped": dict.fromkeys(labels, "no free loader")},
+        info=replace(run.info, skipped=dict.fromkeys(labels, "no free loader")),
         trials=tuple(trial for trial in run.trials if trial.variant not in labels),
     )
     figure = charts.roofline(run.summary)

@@ -50,8 +50,11 @@ def test_a_roofline_killed_before_its_first_trial_supports_nothing():
 )
 def test_the_bandwidth_that_keeps_communication_small_lies_between_two_links(times, said):
     run = fake_grouped_run({"2 machines": {"noop": 1.0, **times}}, noise=0.0)
-    for label, settings in run.info["variants"].items():
-        settings["exchange"] = label.rpartition(" ")[2]
+    variants = {
+        label: replace(settings, exchange=label.rpartition(" ")[2])
+        for label, settings in run.info.variants.items()
+    }
+    run = replace(run, info=replace(run.info, variants=variants))
     found = run.findings()["What the network takes of a step"]
     least = f"2 machines: without that work, a link takes less than 3 % of a step {said}."
     assert least in found.notes
@@ -64,7 +67,7 @@ def test_the_bandwidth_that_keeps_communication_small_lies_between_two_links(tim
 
 def against_memory(media=MEDIA, *, noise=0.005, **info):
     info = fake_media_info(media, **info)
-    trials = fake_media_trials(media, blocks=info["blocks"] or 3, noise=noise)
+    trials = fake_media_trials(media, blocks=info.blocks or 3, noise=noise)
     cells = made(info, trials).findings()["Memory and warm disks"].data
     return cells.reset_index().set_index(["variant", "divided by"])
 
@@ -166,7 +169,7 @@ def predictions(arms, *, noise=0.0, blocks=3, **info):
     """Of (settings, time) by label, the baseline first; no time: not measured."""
     times = {name: time for name, (_, time) in arms.items() if time is not None}
     variants = {name: settings for name, (settings, _) in arms.items()}
-    info = {**fake_info(list(arms), **info), "variants": variants}
+    info = fake_info(list(arms), variants=variants, **info)
     trials = fake_trials(times, noise=noise, drift=0.0, blocks=blocks)
     return made(info, trials).findings()["Do the savings add up?"].data
 
@@ -249,10 +252,8 @@ def timed(times=TIMES, *, labels=COLD, memory_bytes=64 * GB, epochs_s=None, in_m
         [*times],
         data={"images": 1000, "bytes": GB // 10},
         provenance={"memory_bytes": memory_bytes},
+        variants={name: {"storage": "tmpfs" if name in in_memory else "here"} for name in times},
     )
-    info["variants"] = {
-        name: {"storage": "tmpfs" if name in in_memory else "here"} for name in times
-    }
     trials = []
     for block in range(2):
         for name, role in ((base, "A1"), (base, "A2"), *((name, "") for name in others)):

@@ -32,6 +32,7 @@ from labkit.parts.packing.remote import place
 from labkit.parts.prefetching import Prefetcher
 from labkit.parts.preprocessing import PREPROCESSORS
 from labkit.report.run import Run
+from labkit.runs.store import to_json
 from labkit.settings import AS_PUBLISHED, CORRECTED
 
 FEW = {"num_workers": 0, "batch_size": 8, "input_px": 64, "preprocessor": "classification"}
@@ -41,11 +42,9 @@ EXAMPLES = Path(__file__).parents[2] / "results" / "examples" / "2-cores-emulate
 
 def make_run(times, *, mode="quick", blocks=3, variants=None, trials=None, **info):
     """A run of made-up trials in memory; the first variant is the baseline."""
-    known = fake_info([*times], mode=mode, **info)
     changes = variants or {}
-    known["variants"] = {
-        name: asdict(completed(**{**FEW, **changes.get(name, {})})) for name in times
-    }
+    complete = {name: asdict(completed(**{**FEW, **changes.get(name, {})})) for name in times}
+    known = fake_info([*times], mode=mode, variants=complete, **info)
     made = fake_trials(times, blocks=blocks) if trials is None else trials
     return Run(folder=Path("20250102T030405Z-abcd"), info=known, trials=tuple(made))
 
@@ -296,7 +295,8 @@ def test_a_strangers_file_cannot_put_code_into_a_recipe(text, tmp_path):
         variants[f"{word} faster"] |= {"storage": f"/{word}", "prefetcher": "both"}
         run = make_run(names, variants=variants, source=word, question=word, notes=[word])
         with zipfile.ZipFile(tmp_path / "theirs.zip", "w") as file:
-            file.writestr("run.json", json.dumps({**run.info, "run": "theirs", "provenance": {}}))
+            stored = {**to_json(run.info), "run": "theirs", "provenance": {}}
+            file.writestr("run.json", json.dumps(stored))
             file.writestr("trials.jsonl", "\n".join(json.dumps(t.to_row()) for t in run.trials))
         return lab.open_shared(tmp_path / "theirs.zip", tmp_path)
 

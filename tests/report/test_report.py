@@ -6,12 +6,13 @@ from html.parser import HTMLParser
 
 import pytest
 from fake_runs import fake_grouped_run, fake_roofline, save_rows
-from fakes import CHECKED, fake_info, fake_trials
+from fakes import CHECKED, fake_info, fake_json, fake_trials
 
 import labkit as lab
 from labkit.claims import ledger
 from labkit.machine import hardware
 from labkit.report.report import overview
+from labkit.runs.store import from_json, to_json
 from labkit.settings import AS_PUBLISHED
 
 NASTY = '<script>alert(1)</script> "q" \' & | `a` ](http://x) <img src=x onerror=alert(2)>'
@@ -24,10 +25,10 @@ ORDER = (
 
 def make_run(results, times=TIMES, noise=0.02, **info):
     """A finished run of prefetching from this machine, unless told otherwise, on disk."""
-    here = {"machine_id": hardware.provenance()["machine_id"], "cores": 2, "cpu_model": "Some CPU"}
+    here = {"machine_id": hardware.provenance().machine_id, "cores": 2, "cpu_model": "Some CPU"}
     names = [*times, *info.get("skipped", {})]
     told = fake_info(names, **{"provenance": here, "blocks": 3, **info})
-    trials = fake_trials(times, blocks=told["blocks"], noise=noise)
+    trials = fake_trials(times, blocks=told.blocks, noise=noise)
     return lab.find_run(save_rows(results, told, trials))
 
 
@@ -73,11 +74,10 @@ def write_nasty(results):
         "request": {"experiment": NASTY, "mode": NASTY, "settings": {"data": NASTY + "\n```"}},
     }  # fmt: skip
     run = make_run(results, {"original": 1.0, NASTY: 0.8})
-    variants = {
-        label: {**values, "data": NASTY}
-        for label, values in fake_info(["original", NASTY, "dali"])["variants"].items()
-    }
-    return replace(run, info={**run.info, **info, "variants": variants}).report(results / "<b>")
+    stored = fake_json(["original", NASTY, "dali"])["variants"]
+    info["variants"] = {label: {**values, "data": NASTY} for label, values in stored.items()}
+    nasty = from_json({**to_json(run.info), **info})
+    return replace(run, info=nasty).report(results / "<b>")
 
 
 # --- the files ----------------------------------------------------------------------------

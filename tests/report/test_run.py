@@ -1,6 +1,7 @@
 """What a run leaves beside its rows can be made again at any time."""
 
 import shutil
+from dataclasses import replace
 
 import pytest
 from fake_runs import save_rows
@@ -20,7 +21,7 @@ def test_a_run_as_in_the_document_never_hides_the_corrected_one(tmp_path):
     corrected = make_run(tmp_path, fake_info(["original", "both"]), trials)
     published = corrected.folder.with_name("99990101T000000Z-ffff")
     shutil.copytree(corrected.folder, published)
-    write_info(published, {**corrected.info, "protocol": AS_PUBLISHED, "shuffled": False})
+    write_info(published, replace(corrected.info, protocol=AS_PUBLISHED, shuffled=False))
     assert lab.newest_run("prefetching", tmp_path).folder == corrected.folder
     assert lab.find_run("prefetching", tmp_path).folder == corrected.folder
     assert lab.find_run("99990101", tmp_path).folder == published
@@ -36,8 +37,8 @@ def make_dialled_run(results, times=DIALLED):
         for label in times
     }
     dial = {"setting": "report_every", "advice": 100, "source": "[001] 5.1"}
-    info = {**fake_info([*times], experiment="mine", mode="full"), "variants": variants}
-    return make_run(results, {**info, "dial": dial}, fake_trials(times, blocks=6, noise=0.001))
+    info = fake_info([*times], experiment="mine", mode="full", variants=variants, dial=dial)
+    return make_run(results, info, fake_trials(times, blocks=6, noise=0.001))
 
 
 def test_a_run_with_a_dial_has_it_as_its_second_chart_everywhere(tmp_path):

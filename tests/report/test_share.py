@@ -5,7 +5,6 @@ import re
 import shutil
 import socket
 import zipfile
-from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,7 +37,7 @@ NAMED = (".variants", ".storages", ".costs", ".skipped", ".failed")
 TOLD = {
     *(f".{place}.data" for place in ("settings", "variants.*", "request.settings")),
     *(f".{place}.checkpoint_to" for place in ("settings", "variants.*", "request.settings")),
-    ".settings.storage", ".variants.*.storage", ".costs.*.folder", ".data.folder",
+    ".settings.storage", ".variants.*.storage", ".data.folder",
     ".storages.*", ".storages.*.device", ".storages.*.remark", ".provenance.gpu.reason",
     ".medium.device", ".disturbance.busiest_program", ".disturbance.busiest_gpu_program",
     ".reason", ".failed.*", ".skipped.*", ".unreadable",
@@ -77,11 +76,16 @@ def made(photos, tmp_path_factory):
     run = lab.run(asked.build(), blocks=1, results=home / "results", progress=False)
     # What this machine has no reason to say.
     traceback = f'File "{home}/lab/mine.py", line 3, on {socket.gethostname()} and {HOST}'
-    info = deepcopy(run.info)
-    info["provenance"]["gpu"]["reason"] = info["failed"]["copied"] = traceback
-    info["unreadable"] = info["local_notes"] = [str(data / "broken.jpg")]
-    for facts in info["storages"].values():
-        facts |= {"device": f"//{HOST}/{OWNER}", "remark": traceback}
+    gpu = replace(run.info.provenance.gpu, reason=traceback)
+    secret = {"device": f"//{HOST}/{OWNER}", "remark": traceback}
+    info = replace(
+        run.info,
+        provenance=replace(run.info.provenance, gpu=gpu),
+        failed={**run.info.failed, "copied": traceback},
+        unreadable=(str(data / "broken.jpg"),),
+        local_notes=(str(data / "broken.jpg"),),
+        storages={x: replace(facts, **secret) for x, facts in run.info.storages.items()},
+    )
     write_info(run.folder, info)
     failed = next(trial for trial in run.trials if trial.variant == "pillow")
     names = dict.fromkeys(("busiest_program", "busiest_gpu_program"), f"{OWNER}-sync")
@@ -114,7 +118,7 @@ def where(value, place=""):
             if re.search(SECRET, name):
                 yield f"{place}.*"
             yield from where(below, f"{place}.*" if place in NAMED else f"{place}.{name}")
-    elif isinstance(value, list):
+    elif isinstance(value, list | tuple):
         for below in value:
             yield from where(below, place)
     elif isinstance(value, str) and re.search(SECRET, value):
@@ -125,7 +129,7 @@ def where(value, place=""):
 
 
 def test_a_share_file_does_not_say_whose_machine_it_was(made, packed):
-    info = load_run(made.folder).info
+    info = store.to_json(load_run(made.folder).info)
     rows = [trial.to_row() for trial in made.trials]
     assert {*where(info), *where(rows)} == TOLD
     said = "\n".join([packed.name, *contents(packed).values()])
@@ -136,10 +140,10 @@ def test_a_share_file_does_not_say_whose_machine_it_was(made, packed):
 
 def test_notes_of_earlier_versions_named_files_and_are_not_shared(tmp_path):
     notes = [f"left out: /home/{OWNER}/photos/1.jpg"]
-    info = fake_info(["a", "b"], notes=notes, provenance=ELSEWHERE)
-    assert info["schema"] < 2
-    file = write(load_run(create_run(tmp_path, info)), tmp_path)
-    assert OWNER not in "".join(contents(file).values())
+    info = fake_info(["a", "b"], schema=1, notes=notes, provenance=ELSEWHERE)
+    run = load_run(create_run(tmp_path, info))
+    assert [note for note in run.summary.notes if note in notes] == notes
+    assert OWNER not in "".join(contents(write(run, tmp_path)).values())
 
 
 def test_a_run_that_nobody_could_open_is_not_written(tmp_path):
@@ -152,8 +156,8 @@ def test_a_run_that_nobody_could_open_is_not_written(tmp_path):
 
 def test_a_variant_labelled_with_a_folder_is_refused(made, tmp_path):
     disk = "/mnt/disk/fast"
-    variants = {"a": {"storage": "here"}, f"from {disk}": {"storage": disk}}
-    run = replace(made, info={**made.info, "variants": variants})
+    variants = {"a": lab.Settings(), f"from {disk}": lab.Settings(storage=disk)}
+    run = replace(made, info=replace(made.info, variants=variants))
     with pytest.raises(ValueError, match=f"labelled with a folder to be shared, got 'from {disk}'"):
         write(run, tmp_path)
     assert list(tmp_path.iterdir()) == []
@@ -205,8 +209,8 @@ def test_an_opened_run_has_the_same_numbers_of_another_machine(made, packed, ope
     assert [row.normalized_time for row in theirs] == [row.normalized_time for row in ours]
     assert [row.status for row in theirs] == ["ok", "ok", "skipped", "ok", "failed"]
     assert theirs[2].reason == "not shared"
-    assert opened.info["variants"]["opencv"]["data"].startswith("manifest ")
-    assert opened.info["shared"]["from"] == lab.machine.hardware.describe(made.info["provenance"])
+    assert opened.info.variants["opencv"].data.startswith("manifest ")
+    assert opened.info.shared_from == lab.machine.hardware.describe(made.info.provenance)
     assert {path.name for path in opened.folder.iterdir()} == {"run.json", "trials.jsonl"}
     assert [path.name for path in opened.folder.parents[1].iterdir()] == ["decoders"]
     results = opened.folder.parents[2]
@@ -220,7 +224,7 @@ def test_a_shared_run_is_never_taken_for_this_machines(opened, tmp_path):
     # Not even where somebody put it among the others.
     shutil.copytree(opened.folder, tmp_path / "decoders" / opened.folder.name)
     assert newest_runs(tmp_path, lambda info: 0) == {}
-    message = f"got one from {opened.info['shared']['from']}; start one here: labkit run decoders"
+    message = f"got one from {opened.info.shared_from}; start one here: labkit run decoders"
     with pytest.raises(ValueError, match=re.escape(message)):
         lab.resume(opened.folder)
 
@@ -242,4 +246,4 @@ def test_a_killed_run_goes_and_comes_as_cancelled(tmp_path):
     folder = create_run(tmp_path / "ours", info)
     (folder / "trials.jsonl").write_bytes(b'{"reason": "\xc3')  # half a letter
     opened = open_shared(write(load_run(folder)), tmp_path / "theirs")
-    assert (opened.info["status"], opened.trials) == ("cancelled", ())
+    assert (opened.info.status, opened.trials) == ("cancelled", ())

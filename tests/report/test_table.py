@@ -216,12 +216,13 @@ def test_a_table_compares_the_simulated_gpu_with_the_loading_rate_of_its_rows(x,
 def test_a_table_compares_a_real_gpu_with_the_loading_rate_of_the_rows_of_its_step():
     rate = make_summary().rows[0].steady_images_per_s
     names, labels = ["original", "faster"], {**LABELS, "accelerator": "cuda:NVIDIA H100"}
-    info = fake_info(names, calibration={"device_images_per_s": 2.1 * rate})
+    calibration = {"device_images_per_s": 2.1 * rate}
 
     def summary_of(precision):
         """Of a run whose second variant has numbers of this precision."""
         its = {"device": "cuda", "num_workers": 2, "precision": "fp32"}
-        info["variants"] = {"original": its, "faster": {**its, "precision": precision}}
+        variants = {"original": its, "faster": {**its, "precision": precision}}
+        info = fake_info(names, variants=variants, calibration=calibration)
         return summarize(info, fake_trials(dict.fromkeys(names, 1.0), labels=labels))
 
     first, second = summary_of("fp32").rows
@@ -265,7 +266,7 @@ def test_a_table_names_what_several_gpus_need_and_what_this_machine_loads(
     ranks = {"one": {}, "slow": {"ranks": 2}, "fast": {"ranks": 4}}
     speeds = {"load_images_per_s": 410.0, "gpu_images_per_s": gpu_images_per_s}
     speeds["free_loader_au"] = 0.995
-    info = {**fake_info([*ranks]), "variants": ranks, "tasks": tasks, "calibration": speeds}
+    info = fake_info([*ranks], variants=ranks, tasks=tasks, calibration=speeds)
     notes = table(summarize(info, fake_trials(dict.fromkeys(ranks, 1.0)))).notes
     assert [note for note in notes if note.startswith("GPUs that")] == lines
     assert "one simulated GPU: 99.5 % busy with a free loader (required: 99 %)" in notes
@@ -299,8 +300,7 @@ def test_an_unstable_machine_is_named_wherever_something_is_judged(mode, is_said
 
 def test_the_origin_names_machine_versions_run_and_time_and_nothing_personal():
     versions = {"torch": "2.13.0", "opencv": "5.0.0", "pillow": "13", "simplejpeg": "unknown"}
-    info = {
-        "run": "20261121T191222Z-1f2e",
+    known = {
         "created_utc": "2026-11-21T19:12:22Z",
         "variants": {"a": {"decoder": "opencv", "data": "/home/ada/photos", "num_workers": 2}},
         "data": {"folder": "/home/ada/photos"},
@@ -310,7 +310,8 @@ def test_the_origin_names_machine_versions_run_and_time_and_nothing_personal():
             "gpu": {"works": False, "name": ""},
         },
     }  # fmt: skip
-    assert words.origin(info) == (
+    summary = summarize(fake_info(["a"], **known), [], run="20261121T191222Z-1f2e")
+    assert words.origin(summary) == (
         "2 cores, AMD EPYC, no GPU (machine 7a93da) · torch 2.13.0, opencv 5.0.0 · "
         "labkit d3b547a · run 20261121T191222Z-1f2e · 2026-11-21 19:12 UTC"
     )

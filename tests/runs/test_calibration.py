@@ -4,11 +4,13 @@ import itertools
 import json
 import math
 import shutil
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
+from fakes import fake_info
 from small import compare
 
 import labkit as lab
@@ -97,7 +99,7 @@ class FakeRun:
         self.baseline = next(iter(variants.values()))
         self.baseline_facts = gather_facts(vars(self.baseline))
         self.mode, self.images_looked_at = MODES["quick"], images
-        self.info = {"data": {"images": images}, "excluded": []}
+        self.info = fake_info([*variants], data={"images": images})
         self.progress = SimpleNamespace(say=lambda line: None)
         self.notes, self.note = [], lambda line: self.notes.append(line)
         self.rates = {"nothing": loading, "classifier": min(loading, training)}
@@ -107,7 +109,7 @@ class FakeRun:
         return steady_rate([([n / self.rates[settings.step] for n in range(100)], 1)], 0)
 
     def save(self, **facts):
-        self.info |= facts
+        self.info = replace(self.info, **facts)
 
 
 def calibrated_run(**changes):
@@ -118,7 +120,7 @@ def calibrated_run(**changes):
     }
     run = FakeRun(variants, **rates, **changes)
     calibrate_run(run, 1.0)
-    return run.info["calibration"]
+    return run.info.calibration
 
 
 @pytest.mark.parametrize(
@@ -132,7 +134,7 @@ def calibrated_run(**changes):
 def test_ranks_share_the_workers_and_have_a_device_each(training, expected):
     variants = {"two": {"ranks": 2}}
     found = calibrated_run(variants=variants, loading=100.0, training=training)
-    assert found["images_per_s"] == pytest.approx(expected)
+    assert found.images_per_s == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -148,7 +150,7 @@ def test_ranks_share_the_workers_and_have_a_device_each(training, expected):
 def test_a_quick_epoch_has_three_rounds_of_workers_unless_it_gets_too_long(workers, rate, steps):
     variants = {str(count): {"num_workers": count} for count in workers}
     found = calibrated_run(variants=variants, loading=rate, training=rate)
-    assert found["images"] == steps * 8
+    assert found.images == steps * 8
 
 
 # --- the calibrated device ------------------------------------------------------------------
@@ -227,9 +229,9 @@ def test_the_reference_is_measured_until_the_interval_is_narrow_or_a_minute_has_
 def test_all_runs_take_the_device_that_is_kept_and_name_it(calibrated, photos):
     device, results = calibrated
     found = compare(photos, results, {"a": {}}, base={**EMULATED, "num_workers": 1, "images": 24})
-    calibration = found.info["calibration"]
-    assert calibration["device_images_per_s"] == pytest.approx(device.device_images_per_s)
-    assert calibration["calibrated"] == str(device)
+    calibration = found.info.calibration
+    assert calibration.device_images_per_s == pytest.approx(device.device_images_per_s)
+    assert calibration.calibrated == str(device)
     rate = found.summary.rows[0].steady_images_per_s
     assert found.summary.x == pytest.approx(device.device_images_per_s / rate)
     speeds = {trial.settings["device_speed"] for trial in found.trials}
@@ -244,7 +246,7 @@ def test_another_machine_and_another_input_size_are_measured_anew(calibrated, ph
     compare(photos, tmp_path, {"a": {}}, base=EMULATED)
     *others, own = json.loads((tmp_path / FILE).read_text())
     assert others == elsewhere
-    assert own["machine_id"] == hardware.provenance()["machine_id"]
+    assert own["machine_id"] == hardware.provenance().machine_id
     assert own["measured_utc"] >= device.measured_utc
 
 

@@ -31,7 +31,7 @@ def run(photos, tmp_path_factory):
 
 
 def test_a_row_has_its_group_and_says_what_it_timed(run):
-    assert run.info["status"] == "finished"
+    assert run.info.status == "finished"
     measured = [trial for trial in run.trials if trial.status == "ok"]
     assert {trial.group for trial in measured} == set(GROUPS)
     twice = {(t.block, t.variant, t.role) for t in measured if t.role}

@@ -120,7 +120,7 @@ def test_a_slow_link_delays_the_same_exchange(exchanged):
     shown = " ".join(str(exchanged.table()).split())
     assert "Modelled network: 400 Mbit/s" in shown
     assert " of 400.0 Mbit/s to the other ranks (tolerance: 5 %; checked " in shown
-    (rate,) = exchanged.info["links"]["400mbit between 2 ranks"]["rates"]
+    (rate,) = exchanged.info.links["400mbit between 2 ranks"].rates
     assert 0 < rate["delivered_per_s"] < 1.01 * 400  # no link is faster than it should be
 
 

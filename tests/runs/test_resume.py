@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
+from dataclasses import replace
 
 import psutil
 import pytest
@@ -36,7 +37,7 @@ def one_block(photos, tmp_path_factory):
 def unfinished(run, folder, *, blocks):
     """A copy of a run that wants more blocks than it has."""
     shutil.copytree(run.folder, folder)
-    write_info(folder, {**run.info, "blocks": blocks, "status": "running"})
+    write_info(folder, replace(run.info, blocks=blocks, status="running"))
     return folder
 
 
@@ -45,7 +46,7 @@ def rows_in(folder):
 
 
 def assert_complete(run, blocks):
-    assert run.info["status"] == "finished"
+    assert run.info.status == "finished"
     done = Counter((t.variant, t.block, t.role) for t in run.trials if t.status == "ok")
     arms = [("opencv", "A1"), ("opencv", "A2"), ("pillow", "")]
     assert done == {(name, block, role): 1 for name, role in arms for block in range(blocks)}
@@ -100,7 +101,7 @@ def test_a_full_disk_is_one_clear_sentence_and_costs_no_finished_row(one_block, 
         assert rows_in(folder).startswith(fills.rows_before)
         assert_complete(completed, 2)
         assert completed.set_aside == 1
-        assert completed.info["calibration"] == one_block.info["calibration"]
+        assert completed.info.calibration == one_block.info.calibration
 
 
 @needs_fork
@@ -127,5 +128,5 @@ def test_a_server_killed_before_it_can_answer_costs_no_variant(one_block, tmp_pa
     assert runner.returncode == 1
     said = r"^labkit: baseline 'opencv' must be able to run here, got: the trial.* ended "
     assert re.search(said, runner.stderr.read(), re.MULTILINE)
-    assert load_run(folder).info["skipped"] == {}
+    assert load_run(folder).info.skipped == {}
     assert_complete(lab.resume(folder, progress=False), 2)

@@ -1,5 +1,7 @@
 """A roofline goes through the ordinary runner: rows, resume, table, chart."""
 
+from dataclasses import replace
+
 import pytest
 from fake_runs import cancelled_after_a_row
 from small import compare
@@ -23,7 +25,7 @@ def a_machine_too_slow_for_the_fastest_device():
     check = checks.check_emulator
 
     def slow(run, settings):
-        if settings.device_speed > 2.5 * run.info["calibration"]["load_images_per_s"]:
+        if settings.device_speed > 2.5 * run.info.calibration.load_images_per_s:
             raise Skip("too fast")
         return check(run, settings)
 
@@ -47,9 +49,9 @@ def run(cancelled):
 
 
 def test_a_cancelled_roofline_is_completed_row_by_row(cancelled, run):
-    assert cancelled.info["status"] == "cancelled"
+    assert cancelled.info.status == "cancelled"
     assert [trial.status for trial in cancelled.trials].count("ok") == 1
-    assert run.info["status"] == "finished"
+    assert run.info.status == "finished"
     assert run.trials[: len(cancelled.trials)] == cancelled.trials
     done = [(t.variant, t.role) for t in run.trials if t.status == "ok"]
     assert len(done) == len(set(done)) == 3 * 3
@@ -58,11 +60,11 @@ def test_a_cancelled_roofline_is_completed_row_by_row(cancelled, run):
 def test_a_speed_that_cannot_be_emulated_is_left_out_with_its_reason(run):
     left_out = {row.group for row in run.summary.rows if row.status == "skipped"}
     assert left_out == {"x = 4"}
-    assert run.info["skipped"]["x = 4: original"] == "too fast"
+    assert run.info.skipped["x = 4: original"] == "too fast"
 
 
 def test_the_device_of_a_row_is_as_fast_as_its_group_says(run):
-    load_rate = run.info["calibration"]["load_images_per_s"]
+    load_rate = run.info.calibration.load_images_per_s
     for trial in (trial for trial in run.trials if trial.status == "ok"):
         assert trial.variant.startswith(f"{trial.group}: ")
         assert len(trial.epochs) == 1
@@ -111,17 +113,18 @@ def on_a_real_device(photos, tmp_path_factory):
         how = {"results": tmp_path_factory.mktemp("results"), **cancelled_after_a_row()}
         cut = lab.run(whole, blocks=1, **how)
         # As if it had ended while the device was measured: without a row, or a slower device.
-        calibration = {**cut.info["calibration"], "device_images_per_s": None}
-        variants = {name: {**its, "step_repeats": 1} for name, its in cut.info["variants"].items()}
-        write_info(cut.folder, {**cut.info, "calibration": calibration, "variants": variants})
+        calibration = replace(cut.info.calibration, device_images_per_s=None)
+        variants = {x: replace(its, step_repeats=1) for x, its in cut.info.variants.items()}
+        write_info(cut.folder, replace(cut.info, calibration=calibration, variants=variants))
         (cut.folder / TRIALS_FILE).write_text("")
         yield lab.resume(cut.folder, progress=False)
 
 
 def test_a_real_device_is_slowed_down_by_repeating_the_step(on_a_real_device):
     run = on_a_real_device
-    own, load = (run.info["calibration"][f"{of}_images_per_s"] for of in ("device", "load"))
-    repeats = {name: its["step_repeats"] for name, its in run.info["variants"].items()}
+    calibration = run.info.calibration
+    own, load = calibration.device_images_per_s, calibration.load_images_per_s
+    repeats = {name: its.step_repeats for name, its in run.info.variants.items()}
     for row in run.summary.rows:
         times = repeats[row.variant]
         if row.group.startswith("x ≈"):
@@ -144,7 +147,7 @@ def test_a_real_device_is_slowed_down_by_repeating_the_step(on_a_real_device):
 
 def test_the_chart_of_a_real_device_is_read_at_its_own_speed(on_a_real_device):
     run = on_a_real_device
-    own = run.info["calibration"]["device_images_per_s"]
+    own = run.info.calibration.device_images_per_s
     assert own == pytest.approx(150, rel=0.3)
     assert f"With your GPU of {units.rate(own)}" in run.chart().get_label()
     (found,) = run.findings().values()
@@ -164,7 +167,7 @@ def test_training_on_each_batch_several_times_is_the_same_work(photos, tmp_path)
 def test_the_line_is_at_this_machines_gpu(photos, tmp_path):
     how = {"results": tmp_path, "progress": False, "blocks": 1, "data": str(photos)}
     run = lab.roofline("preprocessing", **SMALL, **how)
-    assert run.info["calibration"]["gpu_images_per_s"] > 0
+    assert run.info.calibration.gpu_images_per_s > 0
     assert "your GPU" in run.chart().get_label()
 
 
@@ -173,7 +176,7 @@ def test_a_roofline_on_this_machines_gpu_is_measured_up_to_its_speed(photos, tmp
     how = {"results": tmp_path, "progress": False, "blocks": 1, "data": str(photos)}
     slow = {"jitter_ms": 20, "num_workers": 1}  # slower than any GPU
     run = lab.roofline("preprocessing", device="cuda", **SMALL, **slow, **how)
-    own = run.info["calibration"]["device_images_per_s"]
+    own = run.info.calibration.device_images_per_s
     rates = {row.group: row.device_images_per_s for row in run.summary.rows}
     assert own == rates["this GPU"] > rates["x ≈ 2"] > rates["x ≈ 1"] > rates["x ≈ 0.5"]
     assert {row.status for row in run.summary.rows} == {"ok"}
@@ -188,5 +191,5 @@ def test_a_run_on_this_machines_gpu_knows_its_rate_and_x(photos, tmp_path):
     )
     run = lab.run(experiment, **how)
     base = run.summary.rows[0]
-    assert base.device_images_per_s == run.info["calibration"]["device_images_per_s"] > 0
+    assert base.device_images_per_s == run.info.calibration.device_images_per_s > 0
     assert base.x == base.device_images_per_s / base.load_images_per_s

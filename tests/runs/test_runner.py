@@ -24,7 +24,7 @@ from labkit.pipeline import shuffled_images
 from labkit.resolve import stored_folder
 from labkit.runs import runner
 from labkit.runs.runner import check
-from labkit.settings import AS_PUBLISHED, read_settings
+from labkit.settings import AS_PUBLISHED
 
 TOO_MANY = 1 << 47  # bytes: more than a process can address
 COMMENT = 0xFE
@@ -59,8 +59,8 @@ def test_a_platform_without_fork_and_fadvise_spawns_and_stays_warm(photos, monke
     monkeypatch.setattr(hardware, "can_fork", lambda: False)
     monkeypatch.delattr(os, "posix_fadvise")
     chosen = lab.experiment("preprocessing", data=str(photos), device="emulated")
-    for settings in check(chosen, "quick", None)["variants"].values():
-        assert (settings["start_method"], settings["cache"]) == ("spawn", "warm")
+    for settings in check(chosen, "quick", None).variants.values():
+        assert (settings.start_method, settings.cache) == ("spawn", "warm")
 
 
 def test_a_skipped_variants_batch_size_does_not_limit_the_others(photos, tmp_path):
@@ -69,8 +69,8 @@ def test_a_skipped_variants_batch_size_does_not_limit_the_others(photos, tmp_pat
     base = {"batch_size": 5, "images": None}
     finished = compare(photos, tmp_path, {"a": {}, "b": skipped}, base=base)
     assert {trial.status for trial in finished.trials} == {"ok"}
-    assert set(finished.info["skipped"]) == {"b"}
-    assert finished.info["calibration"]["images"] == 20
+    assert set(finished.info.skipped) == {"b"}
+    assert finished.info.calibration.images == 20
 
 
 # --- whatever goes wrong --------------------------------------------------------------------
@@ -162,7 +162,7 @@ def faulty(photos, tmp_path_factory):
 
 
 def test_what_goes_wrong_is_told_apart_and_the_rest_is_measured(faulty):
-    assert faulty.info["status"] == "finished"
+    assert faulty.info.status == "finished"
     rows = {row.variant: row for row in faulty.summary.rows}
     assert {name for name, row in rows.items() if row.status == "ok"} == set(HONEST)
     assert {row.blocks for row in rows.values() if row.status == "ok"} == {1}
@@ -175,7 +175,7 @@ def test_what_goes_wrong_is_told_apart_and_the_rest_is_measured(faulty):
     if "dies" in rows:
         killed = "the trial's process was killed by SIGILL; see worker.log"
         assert rows["dies"].reason == killed
-    assert (rows["broken"].status, faulty.info["excluded"]) == ("failed", [])
+    assert (rows["broken"].status, faulty.info.excluded) == ("failed", ())
     # After it was tried once more, and never timed.
     tried = Counter(trial.variant for trial in faulty.trials)
     assert (tried["greedy"], tried["turned"]) == (2, 1)
@@ -259,13 +259,13 @@ def test_what_any_decoder_refuses_is_left_out_for_every_variant_and_made_up_for(
     monkeypatch.setitem(lab.DECODERS, "picky", picky)
     variants = {"opencv": {}, "picky": {"decoder": "picky"}}
     finished = compare(folder, tmp_path / "results", variants, base=base)
-    assert sorted(finished.info["excluded"]) == sorted(bad)
+    assert sorted(finished.info.excluded) == sorted(bad)
     assert {(trial.status, trial.images) for trial in finished.trials} == {("ok", 16)}
     assert {trial.unreadable_images for trial in finished.trials} == {4}
     assert "4 unreadable images left out for all variants" in finished.summary.notes
-    listed = finished.info["unreadable"]
+    listed = finished.info.unreadable
     assert [line.partition(".jpg")[0] for line in listed] == [
-        str(paths[index].with_suffix("")) for index in finished.info["excluded"]
+        str(paths[index].with_suffix("")) for index in finished.info.excluded
     ]
     assert f"{commented}: comments are not supported" in listed
     assert f"{linked}, a broken link: No such file or directory" in listed
@@ -285,10 +285,10 @@ def test_unreadable_images_are_remembered_by_the_manifest_and_decoded_again(phot
         base = {"images": 20, "epochs": 1, "on_bad_image": "skip"}
         run = compare(data, tmp_path / "results", {"a": {}}, base=base, progress=said)
         assert {trial.images for trial in run.trials} == {20}
-        return run.info["excluded"], "decoding each with opencv" in " ".join(said)
+        return run.info.excluded, "decoding each with opencv" in " ".join(said)
 
-    assert run() == ([5], True)
-    assert run() == ([5], False)
+    assert run() == ((5,), True)
+    assert run() == ((5,), False)
     (data / samples[7][0]).write_bytes(samples[8][1])
     with pytest.raises(ValueError, match="data must be what its manifest says, got 1 changed file"):
         run()
@@ -312,18 +312,18 @@ def test_an_unreadable_image_keeps_its_number_in_packs_and_is_left_out(photos, t
         **{stored: {"packing": packing, "stored": stored} for stored, packing in ways.items()},
     }
     finished = compare(data, tmp_path / "results", variants, base=base)
-    assert finished.info["excluded"] == [bad]
-    assert finished.info["failed"] == {}
+    assert finished.info.excluded == (bad,)
+    assert finished.info.failed == {}
     assert {(trial.variant, trial.status, trial.images) for trial in finished.trials} == {
         (label, "ok", 8) for label in variants
     }
     # A pack is data, too.
     for stored in ("resized", "jpeg"):
         packing = ways[stored]
-        pack = stored_folder(read_settings(finished.info["variants"][stored]))
+        pack = stored_folder(finished.info.variants[stored])
         how = {"packing": packing, "stored": stored}
         again = compare(pack, tmp_path / stored, {"a": how}, base=base)
-        assert again.info["excluded"] == [bad]
+        assert again.info.excluded == (bad,)
 
 
 # --- storage --------------------------------------------------------------------------------
@@ -353,16 +353,16 @@ def test_a_copy_in_memory_beside_the_disk_and_a_disk_that_is_not_there(
         {"here": {"cache": "warm"}, "memory": {"storage": "tmpfs", "cache": "warm"},
          "spinning": {"storage": "hdd"}},
     )  # fmt: skip
-    assert finished.info["status"] == "finished"
+    assert finished.info.status == "finished"
     measured = [trial for trial in finished.trials if trial.status == "ok"]
     assert Counter(trial.variant for trial in measured) == {"here": 2, "memory": 1}
     assert {trial.labels["storage"] for trial in measured} == {"real"}
-    facts = finished.info["storages"]
+    facts = finished.info.storages
     assert set(facts) == {"here", "tmpfs"}
     size_bytes = sum(path.stat().st_size for path in photos.rglob("*") if path.is_file())
-    assert facts["here"]["copied_bytes"] is None
-    assert (facts["tmpfs"]["copied_bytes"], facts["tmpfs"]["filesystem"]) == (size_bytes, "tmpfs")
-    assert not any("rates" in its for its in facts.values())
+    assert facts["here"].copied_bytes is None
+    assert (facts["tmpfs"].copied_bytes, facts["tmpfs"].filesystem) == (size_bytes, "tmpfs")
+    assert not any(its.rates for its in facts.values())
     assert_gone(copy_in_memory)
     rows = {row.variant: row for row in finished.summary.rows}
     assert (rows["spinning"].status, rows["spinning"].normalized_time) == ("skipped", None)

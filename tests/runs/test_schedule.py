@@ -96,9 +96,9 @@ def test_a_run_of_an_earlier_version_with_additional_blocks_needs_nothing_more()
     ],
 )
 def test_without_verdicts_nothing_is_ever_run_again(info):
-    disturbed = {0, 1} if info["mode"] != "quick" else set()
+    disturbed = {0, 1} if info.mode != "quick" else set()
     trials = measured(next_trials(info, []), second_run=0.2, disturbed=disturbed)
-    assert blocks_in(trials) == [*range(info["blocks"])]
+    assert blocks_in(trials) == [*range(info.blocks)]
     assert next_trials(info, trials) == []
     disturbed = measured(next_trials(info, []), disturbed=range(100))
     assert next_trials(info, disturbed) == []

@@ -4,6 +4,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from fakes import fake_info
 
 from labkit.contracts import Skip, utc_now
 from labkit.parts.devices import FREE_LOADER_MIN_AU
@@ -39,12 +40,12 @@ class Asked:
         self.settings = Settings(
             storage="throttled", num_workers=2, batch_size=8, device="emulated", step="timed"
         )
-        self.info = {
-            "provenance": {**PROVENANCE, **provenance},
-            "storages": {"throttled": {"label": "throttled(81 reads/s)"}},
-            "data": {"manifest_hash": "h"},
-            "excluded": [],
-        }
+        self.info = fake_info(
+            ["hdd"],
+            provenance={**PROVENANCE, **provenance},
+            storages={"throttled": {"label": "throttled(81 reads/s)"}},
+            data={"manifest_hash": "h"},
+        )
 
     def ask(self, job, **arguments):
         self.asked += 1
@@ -67,8 +68,8 @@ class Asked:
     def drop(self, label, status, reason):
         self.dropped[label] = status, reason
 
-    def save(self):
-        pass
+    def save(self, **changes):
+        self.info = replace(self.info, **changes)
 
 
 PASSES = [0.995] * 5
@@ -117,10 +118,10 @@ def test_a_disk_that_delivers_its_rates_is_remembered_with_when(tmp_path):
     again = Asked(tmp_path, [])
     check_stand_ins(again)
     assert (first.asked, again.asked) == (2, 0)
-    assert again.info["storages"] == first.info["storages"]
-    facts = again.info["storages"]["throttled"]
-    assert facts["rates"] == [RATE]
-    assert began <= facts["rates_checked_utc"] <= utc_now()
+    assert again.info.storages == first.info.storages
+    facts = again.info.storages["throttled"]
+    assert facts.rates == (RATE,)
+    assert began <= facts.rates_checked_utc <= utc_now()
 
 
 def test_a_disk_that_is_too_slow_drops_its_variants_and_is_not_remembered(tmp_path):
@@ -141,10 +142,10 @@ def test_a_modelled_link_that_is_too_slow_drops_its_variants(tmp_path, delivered
         "delivered_per_s": delivered, "error_share": 1 - delivered / 100,
     }  # fmt: skip
     run = Asked(tmp_path, [[rate]] * 3)
-    run.info["storages"] = {}
+    run.save(storages={})
     run.settings = replace(run.settings, device="cpu", ranks=2, exchange="100mbit")
     check_stand_ins(run)
-    assert run.info["links"]["100mbit between 2 ranks"].get("rates") == (None if is_out else [rate])
+    assert run.info.links["100mbit between 2 ranks"].rates == (() if is_out else (rate,))
     assert list(run.dropped) == ["hdd"] * is_out
     if is_out:
         assert "got 94.0 of 100.0 Mbit/s to the other ranks; " in run.dropped["hdd"][1]

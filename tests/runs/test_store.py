@@ -5,11 +5,14 @@ import re
 import signal
 import subprocess
 import sys
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
-from fakes import fake_info, fake_trial
+from fakes import fake_info, fake_json, fake_trial
 
 from labkit.cli import main
+from labkit.report.report import method_facts
 from labkit.runs import store
 from labkit.runs.store import (
     append_trial,
@@ -19,6 +22,7 @@ from labkit.runs.store import (
     load_run,
 )
 
+EXAMPLES = Path(__file__).parents[2] / "results" / "examples" / "2-cores-emulated"
 INFO = fake_info(["a"], status="running")
 TRIAL = fake_trial("a", 0, "A1")
 
@@ -31,11 +35,44 @@ def test_a_trial_comes_back_as_it_was(tmp_path):
     assert (back.time_s, back.images) == (2.0, 320)
 
 
+@pytest.mark.parametrize("path", [*EXAMPLES.glob("*/run.json")], ids=lambda path: path.parent.name)
+def test_a_run_of_an_earlier_version_stays_what_it_is_when_it_is_written_again(path, tmp_path):
+    info = load_run(path.parent).info
+    assert load_run(create_run(tmp_path, info)).info == info
+
+
+def test_what_earlier_versions_wrote_otherwise_is_read_as_today(tmp_path):
+    earlier = fake_json(["a"], mode="document", schema=1, notes=["left out: /home/ada/1.jpg"])
+    earlier |= {"provenance": {"cores": 2, "cpu_count": "unknown", "virtual": "unknown"}}
+    earlier |= {"shared": {"opened_utc": "", "from": "2 cores"}, "accelerator": "x", "dial": None}
+    info = store.from_json(earlier)
+    assert (info.shuffled, info.notes, info.local_notes) == (False, (), tuple(earlier["notes"]))
+    provenance = info.provenance
+    assert (provenance.cores, provenance.cpu_count, provenance.virtual) == (2, None, None)
+    assert info.shared_from == "2 cores"
+    assert load_run(create_run(tmp_path, info)).info == info
+
+
+def test_settings_of_another_version_are_shown_and_kept_but_not_run(tmp_path):
+    variants = {"a": {"num_workers": 3, "turbo": 5, "cache": "hot"}}
+    folder = create_run(tmp_path, fake_info(["a"], variants=variants))
+    for line in (TRIAL, replace(TRIAL, role="A2")):
+        append_trial(folder, line)
+    info = load_run(folder).info
+    assert (info.variants["a"].num_workers, info.variants["a"].cache) == (3, "cold")
+    assert json.loads((folder / "run.json").read_text())["variants"]["a"].items() >= {
+        ("turbo", 5), ("cache", "hot"), ("num_workers", 3)
+    }  # fmt: skip
+    assert "turbo=5" in dict(method_facts(load_run(folder)))["settings"]
+    with pytest.raises(ValueError, match="known to this version of labkit, got cache='hot', turbo"):
+        info.check_settings("a")
+
+
 def test_a_run_of_a_newer_labkit_is_one_line_and_hides_no_other(tmp_path, capsys):
-    create_run(tmp_path, {**INFO, "schema": store.SCHEMA, "status": "finished"})
+    create_run(tmp_path, replace(INFO, status="finished"))
     newer, broken = (create_run(tmp_path, INFO) for _ in range(2))
     newer = newer.rename(newer.with_name("99990101T000000Z-ffff"))
-    (newer / "run.json").write_text(json.dumps({**INFO, "schema": 99}))
+    (newer / "run.json").write_text(json.dumps({**store.to_json(INFO), "schema": 99}))
     (broken / "run.json").write_text("{half")
     message = "schema must be at most 3, got 99 in 99990101T000000Z-ffff; update labkit to read"
     with pytest.raises(ValueError, match=message):
@@ -45,7 +82,7 @@ def test_a_run_of_a_newer_labkit_is_one_line_and_hides_no_other(tmp_path, capsys
     assert "  quick, finished\n" in listed
     assert f"{broken.name}  cannot be read: run.json must be what a run writes, got " in listed
     assert f"{newer.name}  cannot be read: {message}" in listed
-    assert find_run(tmp_path, "prefetching").info["status"] == "finished"
+    assert find_run(tmp_path, "prefetching").info.status == "finished"
 
 
 def test_the_facts_of_an_older_run_are_found_when_it_is_read(tmp_path):
