@@ -10,15 +10,15 @@ import pytest
 from fakes import MEANS, fake_info, fake_loss, fake_work
 
 from labkit.analysis import equal_work
-from labkit.resolve import record_facts
+from labkit.resolve import gather_facts
 
 INFO = fake_info(["base", "v"])
 
 
 def unequal_work(info, trials):
     """As a run has it, which records what of the variants' parts counts."""
-    facts = record_facts({trial.variant: trial.settings for trial in trials})
-    return equal_work.unequal_work({**info, "facts": facts}, trials)
+    facts = {trial.variant: gather_facts(trial.settings) for trial in trials}
+    return equal_work.unequal_work(replace(info, facts=facts), trials)
 
 
 def unequal(base_loss, loss, **settings):

@@ -34,7 +34,7 @@ def expect(results, mode="full", blocks=10, variants=VARIANTS, **more):
         blocks=blocks,
         variants=variants,
         baselines=["base"],
-        facts={name: gather_facts(settings) for name, settings in variants.items()},
+        facts={name: gather_facts(vars(settings)) for name, settings in variants.items()},
         **more,
     )
 

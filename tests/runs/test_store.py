@@ -88,13 +88,13 @@ def test_a_run_of_a_newer_labkit_is_one_line_and_hides_no_other(tmp_path, capsys
 def test_the_facts_of_an_older_run_are_found_when_it_is_read(tmp_path):
     variants = {"a": {"loader": "resident"}}
     facts = {"a": {"repeats_one_batch": True}}
-    older = load_run(create_run(tmp_path, {**INFO, "variants": variants}))
-    assert older.info["facts"] == facts
-    newer = create_run(tmp_path, {**INFO, "facts": facts})
-    assert load_run(newer).summary.facts("a").repeats_one_batch
-    wrong = create_run(tmp_path, {**INFO, "facts": {"a": {"repeats_one_batch": "yes"}}})
-    with pytest.raises(ValueError, match=r"run\.json must be what a run writes"):
-        load_run(wrong)
+    stored = fake_json(["a"], variants=variants)
+    assert store.from_json(stored).facts_of("a").repeats_one_batch
+    folder = create_run(tmp_path, store.from_json(stored))
+    assert json.loads((folder / "run.json").read_text())["facts"] == facts
+    assert load_run(folder).summary.facts("a").repeats_one_batch
+    with pytest.raises(ValueError, match="^facts$"):
+        store.from_json({**stored, "facts": {"a": {"repeats_one_batch": "yes"}}})
 
 
 def test_a_run_is_found_by_experiment_id_and_folder_else_the_newest_are_listed(tmp_path):
