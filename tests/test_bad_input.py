@@ -90,7 +90,7 @@ def together(place):
     """Run all images of such rows at once; this row's are among them."""
     shared, names = place.together()
     assert names_in(place.data) <= {name.partition("/")[2] or name for name in names}
-    assert shared.info.excluded == []
+    assert shared.info.excluded == ()
     assert {trial.images for trial in shared.trials} == {len(names)}
     return outcome(shared)
 
