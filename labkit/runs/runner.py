@@ -26,15 +26,17 @@ from typing import Any
 from labkit import pipeline, units
 from labkit.analysis.equal_work import unequal_work
 from labkit.analysis.forecast import Forecast
-from labkit.analysis.validity import cores_of, disturbed_blocks, facts_of
+from labkit.analysis.validity import cores_of, disturbed_blocks
 from labkit.contracts import Cancelled, Skip, Trial, utc_now
 from labkit.machine import gpu, hardware
+from labkit.parts.devices import DevicePart
 from labkit.parts.packing.manifest import read_manifest
 from labkit.parts.packing.remote import download
 from labkit.photos.make import make_photos
 from labkit.resolve import (
     Resolved,
     complete_here,
+    find_part,
     gather_facts,
     open_data,
     open_reader,
@@ -238,8 +240,8 @@ def check_resumable(run: StoredRun) -> dict[str, Resolved]:
             f"start one here: labkit run {info['experiment']}"
         )
     variants = {label: read_settings(values) for label, values in info["variants"].items()}
-    facts = [facts_of(info, label) for label in variants]
-    simulates = any(its.is_simulated for its in facts)
+    devices = [find_part(DevicePart, settings.device) for settings in variants.values()]
+    simulates = any(device.is_simulated for device in devices)
     if simulates and info.get("schema", 0) < 3:
         raise ValueError(
             "run must have a simulated GPU that this version knows, got one whose host sleeps "
@@ -256,7 +258,7 @@ def check_resumable(run: StoredRun) -> dict[str, Resolved]:
         raise ValueError(
             f"data must be what the run began with ({info['data']}), got {data}; start a new run"
         )
-    on_gpu = not all(its.is_on_cpu or its.is_simulated for its in facts)
+    on_gpu = not all(device.is_cpu or device.is_simulated for device in devices)
 
     def where(provenance: Mapping[str, Any]) -> tuple:
         return provenance.get("machine_id"), on_gpu and (provenance.get("gpu") or {}).get("name")
