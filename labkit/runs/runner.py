@@ -37,12 +37,14 @@ from labkit.contracts import (
     utc_now,
 )
 from labkit.machine import gpu, hardware
+from labkit.parts.devices import DevicePart
 from labkit.parts.packing.manifest import read_manifest
 from labkit.parts.packing.remote import download
 from labkit.photos.make import make_photos
 from labkit.resolve import (
     Resolved,
     complete_here,
+    find_part,
     gather_facts,
     open_data,
     open_reader,
@@ -237,8 +239,8 @@ def check_resumable(run: StoredRun) -> dict[str, Resolved]:
             f"start one here: labkit run {info.experiment}"
         )
     variants = {label: info.check_settings(label) for label in info.variants}
-    facts = [info.facts_of(label) for label in variants]
-    simulates = any(its.is_simulated for its in facts)
+    devices = [find_part(DevicePart, settings.device) for settings in variants.values()]
+    simulates = any(device.is_simulated for device in devices)
     if simulates and info.schema < 3:
         raise ValueError(
             "run must have a simulated GPU that this version knows, got one whose host sleeps "
@@ -255,7 +257,7 @@ def check_resumable(run: StoredRun) -> dict[str, Resolved]:
         raise ValueError(
             f"data must be what the run began with ({began_with}), got {data}; start a new run"
         )
-    on_gpu = not all(its.is_on_cpu or its.is_simulated for its in facts)
+    on_gpu = not all(device.is_cpu or device.is_simulated for device in devices)
 
     def where(provenance: Provenance) -> tuple:
         gpu_name = provenance.gpu.name if provenance.gpu else ""

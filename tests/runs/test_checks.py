@@ -30,16 +30,11 @@ def test_a_scaled_decoder_is_let_through_and_wrong_colors_are_not(photos, monkey
     variants = {"whole": whole, "scaled": replace(whole, decoder="simplejpeg_scaled")}
     assert checks.compare_work(variants, "whole") == dict.fromkeys(variants, ("ok", ""))
     scaled = DECODERS["simplejpeg_scaled"]
-    monkeypatch.setitem(
-        DECODERS,
-        "simplejpeg_scaled",
-        replace(
-            scaled,
-            function=lambda jpeg, at_least_px: scaled(jpeg, at_least_px=at_least_px)[
-                ..., ::-1
-            ].copy(),
-        ),
-    )
+
+    def other_colors(jpeg, at_least_px):
+        return scaled(jpeg, at_least_px=at_least_px)[..., ::-1].copy()
+
+    monkeypatch.setitem(DECODERS, "simplejpeg_scaled", replace(scaled, function=other_colors))
     status, reason = checks.compare_work(variants, "whole")["scaled"]
     assert status == "failed"
     assert "not the same work as whole: image must differ" in reason

@@ -59,7 +59,8 @@ def test_a_platform_without_fork_and_fadvise_spawns_and_stays_warm(photos, monke
     monkeypatch.setattr(hardware, "can_fork", lambda: False)
     monkeypatch.delattr(os, "posix_fadvise")
     chosen = lab.experiment("preprocessing", data=str(photos), device="emulated")
-    for settings in check(chosen, "quick", None).variants.values():
+    info, _ = check(chosen, "quick", None)
+    for settings in info.variants.values():
         assert (settings.start_method, settings.cache) == ("spawn", "warm")
 
 

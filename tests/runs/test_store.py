@@ -93,7 +93,7 @@ def test_the_facts_of_an_older_run_are_found_when_it_is_read(tmp_path):
     folder = create_run(tmp_path, store.from_json(stored))
     assert json.loads((folder / "run.json").read_text())["facts"] == facts
     assert load_run(folder).summary.facts("a").repeats_one_batch
-    with pytest.raises(ValueError, match="^facts$"):
+    with pytest.raises(ValueError, match=r"^facts$"):
         store.from_json({**stored, "facts": {"a": {"repeats_one_batch": "yes"}}})
 
 
