@@ -139,3 +139,8 @@ def _three_digits(x: float) -> str:
     x = _round(x)
     decimals = max(0, 2 - math.floor(math.log10(abs(x)))) if x else 0
     return f"{x:,.{decimals}f}"
+
+
+def text_of(value: object) -> str:
+    """Return a setting's value as the form and the command line have it: yes, no, 4, cold."""
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)

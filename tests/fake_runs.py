@@ -121,7 +121,14 @@ def fake_grouped_run(times=OPERATION_TIMES, *, second=1.0, busy=(), blocks=3, no
         return fake_logged(trial, other_cores=1.0) if block in busy else trial
 
     told, trials = fake_groups(times, make, blocks=blocks)
-    told |= {"experiment": "operations", "kind": "operation", "provenance": MINE, **more}
+    tasks = {}
+    for label, group in told["groups"].items():
+        operation, _, size = group.rpartition(", ")
+        if operation:
+            sides = dict(zip(("width_px", "height_px"), map(int, size.split("×"))))
+            tasks[label] = {"operation": operation, "library": label.rpartition(": ")[2], **sides}
+    told |= {"experiment": "operations", "kind": "operation", "tasks": tasks}
+    told |= {"provenance": MINE, **more}
     told["variants"] = {label: {"data": "data/photos", "seed": 0} for label in told["groups"]}
     info = fake_info([*told["groups"]], **told)
     return Run(folder=Path("/home/ada/results/operations/grouped"), info=info, trials=trials)

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from labkit import units
 from labkit.contracts import RunInfo
 from labkit.experiments import catalog
 from labkit.experiments.device_speeds import at_operating_points, over_device_speeds
@@ -150,7 +151,7 @@ class Request:
         words = ["labkit", "roofline" if self.roofline else "run", self.experiment]
         for name, value in options:
             if value is not None:
-                text = {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
+                text = units.text_of(value)
                 option = f"--{name.replace('_', '-')}"
                 # After a blank, a value such as "-1" would be taken for an option.
                 words += [f"{option}={text}"] if text.startswith("-") else [option, text]

@@ -12,6 +12,7 @@ from dataclasses import replace
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from labkit import units
 from labkit.analysis.summary import in_common
 from labkit.experiments.device_speeds import has_roofline
 from labkit.experiments.request import Request
@@ -119,7 +120,7 @@ class Form:
         found["baseline"] = whole.baseline
         for name, control in self._controls.items():
             is_auto = _value(control) is None and found[name] is not None
-            auto = f"{AUTO}: {_text_of(found[name])}" if is_auto else ""
+            auto = f"{AUTO}: {units.text_of(found[name])}" if is_auto else ""
             self._help[name].value = help_line((ASKED | help_texts())[name], auto)
         return request
 
@@ -214,10 +215,6 @@ def _value(control: Widget) -> object:
         raise ValueError(
             f"{control.description} must be a {word} or {AUTO}, got {value!r}"
         ) from None
-
-
-def _text_of(value: object) -> str:
-    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
 
 
 def _field(control: Widget, text: Widget) -> Widget:

@@ -7,7 +7,6 @@ exception are the times of look-ups, from 1 µs to 30 ms: their axis is logarith
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -123,15 +122,14 @@ def _on_one_axis(
 
 
 def _times_of_groups(summary: Summary) -> Figure:
-    """Draw axes per group: "resize, antialiased, 640×480" is in the column 640×480.
+    """Draw axes per group: an operation at 640 × 480 is in the column 640×480.
 
     Each has its own axis, as groups are not compared; the time is beside each bar.
     """
     from matplotlib.ticker import MaxNLocator
 
     groups = summary.groups()
-    # A group without a comma is a row, and there is one column.
-    places = [group.rsplit(", ", 1) if ", " in group else (group, "") for group in groups]
+    places = [_place_of_group(summary, group, rows) for group, rows in groups.items()]
     names, columns = (list(dict.fromkeys(part)) for part in zip(*places))
     divided = NORMALIZED.removeprefix("epoch ") if summary.kind == "operation" else NORMALIZED
     drawn, shown = [], [f"{divided}, with its 95 % confidence interval"]
@@ -162,6 +160,14 @@ def _times_of_groups(summary: Summary) -> Figure:
         content_in = 0.24 * sum(most.values()) + 0.5 * len(names)
         frame(figure, *title, content_in, _times_legend(drawn), shown=shown)
     return figure
+
+
+def _place_of_group(summary: Summary, group: str, rows: Sequence[Row]) -> tuple[str, str]:
+    """Return the row and the column of a group: an operation and the size of its pictures."""
+    task = summary.info.tasks.get(rows[0].variant, {})
+    if "width_px" not in task:
+        return group, ""  # one column
+    return str(task["operation"]), f"{task['width_px']}×{task['height_px']}"
 
 
 def _times_row(summary: Summary, row: Row) -> BarRow:
@@ -400,7 +406,6 @@ def _draw_speeds(axes: Axes, compared: Mapping[float, Summary]) -> list[Artist]:
 # --- dial -----------------------------------------------------------------------------------
 
 NEGLIGIBLE, NEGLIGIBLE_SAID = 0.01, "less than 1 % from"
-EVERY = re.compile(r"every (\d+ steps|step)")
 GROUP = 0.84  # width of the points and the advice at one position, in positions
 BASELINE: dict[str, Any] = {
     "color": INK, "marker": "o", "markersize": 6, "markerfacecolor": "white",
@@ -423,26 +428,31 @@ Points = list[tuple[int, Row]]
 
 
 def find_series(summary: Summary) -> dict[str, Points]:
-    """Group the measured variants whose labels differ only in "every N steps".
+    """Group the measured variants that differ only in the number of steps between two events.
 
     Returns:
-        Name -> points; nothing where the experiment has no dial, or its baseline is on the dial.
+        What else differs from the baseline, as "saver thread" -> points; nothing where the
+        experiment has no dial, or its baseline has a place on it.
     """
-    chosen = summary.info.dial
-    if not chosen or _series_name(summary.baseline) != summary.baseline:
+    dial = summary.info.dial
+    if not dial:
         return {}
+    base = summary.info.settings_of(summary.baseline)
     found: dict[str, Points] = {}
     for row in summary.rows:
-        name = _series_name(row.variant)
-        steps: Any = summary.info.settings_of(row.variant).get(chosen.setting)
-        if steps and name != row.variant and row.normalized_time is not None:
-            found.setdefault(name, []).append((steps, row))
+        settings = summary.info.settings_of(row.variant)
+        steps: Any = settings.get(dial.setting)
+        if not steps or row.variant == summary.baseline or row.normalized_time is None:
+            continue
+        apart = [
+            f"{name} {units.text_of(value)}"
+            for name, value in settings.items()
+            if name != dial.setting and value != base.get(name)
+        ]
+        if not apart and base.get(dial.setting):
+            return {}
+        found.setdefault(", ".join(apart), []).append((steps, row))
     return {name: sorted(points, key=itemgetter(0)) for name, points in found.items()}
-
-
-def _series_name(variant: str) -> str:
-    # "loops, every 10 steps" -> "loops"
-    return ", ".join(part for part in variant.split(", ") if not EVERY.fullmatch(part))
 
 
 def dial(summary: Summary) -> Figure:
@@ -527,15 +537,17 @@ def find_sizes(summary: Summary) -> dict[str, dict[str, Points]]:
     """Group the measured operations whose inputs are made from one number, by that number.
 
     Returns:
-        "label among N names" -> way to do it -> points of the number and what was measured.
+        "label, by names" -> way to do it -> points of the number and what was measured.
     """
     tasks = summary.info.tasks
     found: dict[str, dict[str, Points]] = {}
     for row in summary.rows:
-        numbers: list[int] = [n for n in tasks.get(row.variant, {}).values() if isinstance(n, int)]
+        task = tasks.get(row.variant, {})
+        numbers = {name: n for name, n in task.items() if isinstance(n, int)}
         if len(numbers) == 1 and row.time_s:
-            ways = found.setdefault(re.sub(r"\d[\d,]*", "N", row.group), {})
-            ways.setdefault(row.name, []).append((numbers[0], row))
+            ((name, number),) = numbers.items()
+            ways = found.setdefault(f"{task['operation']}, by {name}", {})
+            ways.setdefault(row.name, []).append((number, row))
     return found
 
 

@@ -144,7 +144,7 @@ def result(summary: Summary) -> list[str]:
     if base.normalized_time is None:
         return several_gpus(summary)
     if summary.protocol != CORRECTED:
-        again = [row for row in summary.rows if row.variant == f"{base.variant}, again"]
+        again = [row for row in summary.rows if _is_the_same_code(summary, row)]
         return [
             f"{row.variant}, the same code: {normalized(row)} of its first time" for row in again
         ]
@@ -160,6 +160,12 @@ def result(summary: Summary) -> list[str]:
         verdict = best.verdict or f"no verdict in {summary.mode} mode"
         found = f"{best.name}: {normalized(best)} of the time of {base.name}, {verdict}"
     return [found, *bound(summary)]
+
+
+def _is_the_same_code(summary: Summary, row: Row) -> bool:
+    """Whether a variant is the baseline once more, from the cache that was left behind."""
+    own, base = (summary.info.settings_of(label) for label in (row.variant, summary.baseline))
+    return row.variant != summary.baseline and {**own, "cache": base.get("cache")} == base
 
 
 def bound(summary: Summary) -> list[str]:

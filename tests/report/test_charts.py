@@ -267,6 +267,17 @@ def test_every_variant_of_a_dial_has_its_place(name):
         assert [row.normalized_time for _, row in points] in heights
 
 
+def test_a_series_of_a_dial_is_named_by_what_else_differs_from_the_baseline():
+    names = charts.find_series(dial_summary("checkpoints", all_of("checkpoints")))
+    assert list(names) == ["", "saver thread", "checkpoint_to tmpfs"]
+    names = charts.find_series(dial_summary("evaluation", all_of("evaluation")))
+    assert list(names) == ["metrics loops", "metrics vectorized"]
+    quick = lab.choose(lab.experiment("logs"), baseline="every 10 steps")
+    summary = dial_summary("logs", all_of("logs"))
+    info = replace(summary.info, baseline=quick.baseline)
+    assert charts.find_series(replace(summary, info=info, baseline=quick.baseline)) == {}
+
+
 def test_the_axis_of_a_dial_starts_at_zero_and_shows_the_documents_advice():
     figure = dial(times={"every step": 1.2})  # also where nobody measured the advice
     (axes,) = figure.axes
