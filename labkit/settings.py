@@ -197,8 +197,8 @@ class Mode:
 
 
 # DESIGN: quick looks, document measures each variant once with all images, full judges.  Starting
-# the workers is a larger share of a quick epoch: four quick runs of storage with a GPU twice as fast
-# as the loader gave 0.73 where full mode gave 0.69.
+# the workers is a larger share of a quick epoch: quick runs of storage, with a GPU twice as fast as
+# the loader, gave 0.73 where full mode gave 0.69.
 MODES: dict[str, Mode] = {
     mode.name: mode
     for mode in (
