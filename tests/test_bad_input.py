@@ -790,8 +790,6 @@ ROWS: dict[Callable, dict[str, tuple[Callable, str]]] = {
             "blocks must be 1 in mode document, got 2"),
         "no such baseline": (given(changes={"baseline": "b"}), "baseline must be one of a, got"),
         "no variants": (given(changes={"variants": {}}), "variants must be at least one, got"),
-        "figure of no variant": (given(changes={"published": {"z": 0.9}}),
-            "published label must be one of a, got 'z'"),
         "name that climbs out": (given(changes={"name": "../../odd"}),
             "name must be lower-case letters, digits and _, got '../../odd'; it becomes a folder"),
         **{f"name of the folder {name}": (given(changes={"name": name}),

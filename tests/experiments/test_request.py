@@ -120,6 +120,11 @@ def test_variants_can_be_left_out_and_the_baseline_changed():
     assert (list(again.variants), again.baseline) == (["opencv", "pillow"], "opencv")
 
 
+def test_a_published_time_of_no_variant_is_refused():
+    with pytest.raises(ValueError, match="published label must be one of a, got 'z'"):
+        published_by({"z": 0.9}, {"a": lab.Settings()})
+
+
 def test_a_variant_that_the_mode_does_not_measure_is_refused():
     listed = replace(
         OWN,
