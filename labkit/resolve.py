@@ -157,6 +157,7 @@ def resolve(settings: Settings, *, cuda: Callable[[], CudaState] | None = None) 
         exchange,
         parts.packing,
         parts.decoder,
+        parts.preprocessor,
         parts.step,
         PROFILES[settings.profile],
         find_part(Loss, settings.loss),

@@ -181,11 +181,14 @@ def overview(runs: Sequence[StoredRun]) -> dict[str, Any]:
                     no_saving.setdefault(row.verdict, []).append((row.variant, number))
                 elif row.verdict == "inconclusive":
                     undetected.append((row.variant, number))
+    summaries = [run.summary for run in runs]
+    said, published = words.answer(summaries), words.beside_the_documents(summaries)
     n = len({one["run"] for one in best})
     saving = f"Of {len(runs)} runs, {n} {'shows' if n == 1 else 'show'} a saving."
+    are_judged = any(row.agreement for _, row in published)
     return {
-        "answer": words.answer([run.summary for run in runs]) or saving,
-        "chart": charts.overview([run.summary for run in runs]),
+        "answer": said if are_judged else f"{saving} {said}".strip(),
+        "chart": charts.overview(summaries),
         "best": best,
         "no_saving": no_saving,
         "undetected": undetected,

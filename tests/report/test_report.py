@@ -264,6 +264,14 @@ def test_a_cancelled_run_says_so_before_anything_else(tmp_path):
     assert shown.index(warning) < shown.index("Proof and notes")
 
 
+def test_without_verdicts_the_answer_begins_with_what_saves(tmp_path):
+    quick = [make_run(tmp_path, TIMES, mode="quick", published={"data_prefetcher": 0.891})]
+    quick.append(make_run(tmp_path, {"original": 1.0, "b": 1.0}, mode="quick"))
+    paths = lab.report(quick, tmp_path / "report")
+    said = "Of 2 runs, 1 shows a saving. Of 1 variant with a published time, 1 has no verdict ("
+    assert said in words_of(read(paths, "report.html"))
+
+
 def test_claims_are_answered_by_this_run_of_this_machine_alone(tmp_path):
     make_run(tmp_path, {**TIMES, "data_prefetcher": 5.0})  # another run, which must not answer
     (path,) = make_run(tmp_path).report(markdown=False)
