@@ -29,8 +29,6 @@ from labkit.settings import CORRECTED, Settings
 if TYPE_CHECKING:
     import torch
 
-    from labkit.settings import Settings
-
 
 CLASSES = 80  # COCO object classes
 MAX_BOXES = 128  # slots for boxes per image, as in CenterNet's detector sample

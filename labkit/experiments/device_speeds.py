@@ -41,8 +41,8 @@ def has_roofline(experiment: Experiment) -> bool:
 def at_operating_points(experiment: Experiment) -> Experiment:
     """Return an experiment that asks what each variant saves at several speeds of the device.
 
-    That depends on x, the device's rate ÷ the baseline's loading rate: fetching
-    ahead saves most at 1, a faster loader where x is above 1.  The device is a simulated one.
+    That depends on x, the device's rate ÷ the baseline's loading rate: fetching ahead saves most at
+    1, a faster loader where x is above 1.  The device is a simulated one.
 
     Args:
         experiment: what to compare; each of its variants loads and trains every batch.
