@@ -42,7 +42,7 @@ if TYPE_CHECKING or not (_why_no_lab := why_no_lab()):
         run,
     )
     from labkit.runs.calibration import calibrate
-    from labkit.runs.experiment import Experiment
+    from labkit.runs.experiment import Experiment, Variant
     from labkit.runs.runner import forecast
     from labkit.runs.store import list_runs
     from labkit.settings import Settings, vary
@@ -72,6 +72,7 @@ __all__ = [
     "Settings",
     "Step",
     "ThreadLoader",
+    "Variant",
     "advise",
     "advise_form",
     "calibrate",
