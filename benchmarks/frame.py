@@ -26,8 +26,8 @@ import psutil
 
 from labkit import units
 from labkit.analysis.statistics import ratio_interval
-from labkit.contracts import utc_now
 from labkit.machine import hardware
+from labkit.machine.clock import utc_now
 
 T = TypeVar("T")
 

@@ -41,9 +41,10 @@ from torch import nn
 import labkit as lab
 from benchmarks import frame, gpu_host
 from labkit import units
-from labkit.contracts import Cancelled, Skip, SystemClock
+from labkit.contracts import Cancelled, Skip
 from labkit.experiments.request import Request
 from labkit.machine import gpu, hardware
+from labkit.machine.clock import SystemClock
 from labkit.parts.devices import DEVICES, PROFILES, Profile
 from labkit.resolve import complete_here
 from labkit.runs.calibration import gpu_rate

@@ -15,7 +15,8 @@ import torch
 
 import labkit as lab
 from labkit import units
-from labkit.contracts import Device, SystemClock
+from labkit.contracts import Device
+from labkit.machine.clock import SystemClock
 from labkit.parts.devices import PROFILES
 from labkit.pipeline import Pipeline, build
 from labkit.resolve import complete_here

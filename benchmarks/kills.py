@@ -32,10 +32,11 @@ import psutil
 import labkit as lab
 from benchmarks import frame
 from labkit import units
-from labkit.contracts import RunInfo, Skip
+from labkit.contracts import Skip
 from labkit.files import bar
 from labkit.parts.storage import locate
 from labkit.photos.make import make_photos
+from labkit.records import RunInfo
 from labkit.runs.store import TRIALS_FILE, list_runs, load_run
 
 TARGETS = ("runner", "server", "run's server", "trial", "loader worker")

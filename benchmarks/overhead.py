@@ -22,8 +22,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks import frame
 from labkit import units
-from labkit.contracts import SystemClock
 from labkit.diagnosis.watch import watch
+from labkit.machine.clock import SystemClock
 from labkit.pipeline import Pipeline, build
 from labkit.resolve import complete_here
 from labkit.runs.process import Launcher

@@ -24,8 +24,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from labkit.contracts import SystemClock
 from labkit.machine import procfs
+from labkit.machine.clock import SystemClock
 from labkit.parts.devices import PROFILES, EmulatedDevice
 from labkit.parts.storage import slow_disk
 

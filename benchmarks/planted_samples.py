@@ -24,7 +24,7 @@ from benchmarks.photo_training import (
     decode_quarter,
     training,
 )
-from labkit.contracts import SystemClock
+from labkit.machine.clock import SystemClock
 from labkit.parts.packing.folder import open_folder
 from labkit.parts.storage.disks import HARD_DISK
 from labkit.parts.storage.modelled import ModelledReader

@@ -22,7 +22,7 @@ from benchmarks import frame
 from labkit import units
 from labkit.analysis.statistics import ALPHA, DELTA, detectable_share, p_value
 from labkit.analysis.summary import Row, Summary, summarize
-from labkit.contracts import Data, Epoch, Provenance, RunInfo, Trial
+from labkit.records import Data, Epoch, Provenance, RunInfo, Trial
 from labkit.runs.schedule import next_trials
 from labkit.settings import Settings
 

@@ -20,10 +20,10 @@ import labkit as lab
 from labkit import install, units
 from labkit.analysis.winner import winner
 from labkit.claims import ledger
-from labkit.contracts import RunInfo
 from labkit.experiments.request import Request
 from labkit.files import write_whole
 from labkit.machine import hardware, media
+from labkit.records import RunInfo
 from labkit.resolve import TABLES
 from labkit.runs import calibration, store
 from labkit.runs.active import Progress

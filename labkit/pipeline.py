@@ -19,8 +19,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from labkit import contracts
-from labkit.contracts import Clock, Device, DeviceBatch, Reader, Sample, read_size_px
+from labkit.contracts import Device, DeviceBatch, Reader, Sample
+from labkit.jpeg import read_size_px
 from labkit.machine import shared_memory
+from labkit.machine.clock import Clock
 from labkit.parts.loading.source import Outside, join
 from labkit.parts.preprocessing import device_bytes, typical_arrays
 from labkit.parts.training import Step, repeated

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from labkit.contracts import AnyPart, Facts, Part, Reader, Skip, as_part
+from labkit.contracts import AnyPart, Part, Reader, Skip, as_part
 from labkit.machine import gpu, hardware
 from labkit.machine.gpu import CudaState
 from labkit.parts.decoding import DECODERS, Decoder
@@ -36,6 +36,7 @@ from labkit.parts.training import LOSSES, STEPS, Loss, StepPart, exchange
 from labkit.parts.training.callbacks import METRICS, Metrics
 from labkit.parts.training.checkpoint import SAVERS, check_folder_name
 from labkit.parts.training.reporting import PROGRESS, check_sink
+from labkit.records import Facts
 from labkit.settings import Settings, complete, pick
 
 # Setting -> its table: the choices of the form and of the command line, too.

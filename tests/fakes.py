@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from labkit.analysis.summary import Summary, summarize
-from labkit.contracts import RUN_SCHEMA, Epoch, RunInfo, Trial
+from labkit.records import RUN_SCHEMA, Epoch, RunInfo, Trial
 from labkit.runs.store import from_json
 
 LABELS = {"storage": "real", "accelerator": "emulated(460 images/s)"}

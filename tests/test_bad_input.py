@@ -38,13 +38,13 @@ from widgets import below
 import labkit as lab
 from data_scripts import pack_dataset
 from labkit import cli
-from labkit.contracts import SCHEMA
 from labkit.experiments.request import Request
 from labkit.machine import shared_memory
 from labkit.panel import job
 from labkit.parts.packing.boxes import synthesize_boxes
 from labkit.parts.packing.folder import open_folder, write_folder
 from labkit.parts.storage.folder import copy_in
+from labkit.records import SCHEMA
 from labkit.runs import calibration
 from labkit.runs.store import hold, list_runs, load_run, split_local, to_json
 from labkit.settings import AS_PUBLISHED

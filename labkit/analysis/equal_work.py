@@ -1,21 +1,38 @@
-"""Equal work: whether the variants still did the same work when the timing was over.
+"""Equal work: whether all variants deliver the same batches, before and after the timing.
 
-    every epoch's last images: their ids, the means of their entries ┐
-    the last loss of a real training, or the first in other numbers ┴─▶ variant -> what is wrong
+    before   one batch of each variant, pixel by pixel                ─▶ `difference`
+    after    every epoch's last images: ids, means of their entries ┐
+             the last loss of a real training, or the first loss    ┴─▶ `unequal_work`
 
-Preflight compares one batch before anything is timed; this looks at what rows recorded of the
-last ones.  Batches of different sizes end with the same images, so as many are compared as the
-smallest has.  A loss hardly moves for black images (1 %, measured), so the batches themselves are
-compared, and losses to the last digit where nothing may differ.
+Two libraries can agree on the shape and still differ in channel order, so pixels are compared.
+Batches of different sizes end with the same images, so as many are compared as the smallest has.
+A loss hardly moves for black images (1 %, measured), so the batches themselves are compared, and
+losses to the last digit where nothing may differ.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from labkit.contracts import RESIZED_TOLERANCE, Facts, RunInfo, Trial
+import numpy as np
+
+from labkit.contracts import RESIZED_TOLERANCE, ArraySpec
+from labkit.records import Facts, RunInfo, Trial
 from labkit.settings import Settings
+
+# Decoders may differ by a few grey levels where chroma is upsampled; one level is 1/57 there.
+DECODED_TOLERANCE_LEVELS = 3.0
+# Images that were scaled before they were stored are filtered twice: 3 levels apart on average, 4
+# compressed again (measured at 256 px); another image, or red in place of blue, tens.
+SCALED_TOLERANCE_LEVELS = 8.0
+# A scaled decode averages what the linear filter of four pixels leaves out: up to 8.8 levels apart
+# in a batch of 8 from 64 px on; red in place of blue 14.9 and more (1,000 photographs, measured).
+SCALED_DECODING_TOLERANCE_LEVELS = 12.0
+# Pillow and OpenCV weigh the pixels of a shrunk crop differently: up to 2.3 levels apart in a batch
+# of 8 from 64 px on, 4.0 in a single image; red in place of blue 14.0 and more, the other half of
+# the flips 31 (240 photographs, measured).
+AVERAGED_TOLERANCE_LEVELS = 6.0
 
 # What one decoder and preprocessor make is the same number for number, whoever delivers it
 # (measured); this is room for sums in another order.
@@ -42,6 +59,47 @@ SAME_PIXELS = ("decoder", "preprocessor", "stored")
 SAME_PIXELS_OUTSIDE = (*SAME_PIXELS, "loader")
 SAME_ROUNDING = ("precision", "memory_format")
 SAME_SUMS = ("device", "torch_threads", "loss")
+
+
+def difference(
+    batch: Mapping[str, np.ndarray],
+    reference: Mapping[str, np.ndarray],
+    specs: Mapping[str, ArraySpec],
+    *,
+    levels: float | None = None,
+) -> str:
+    """Return in one line how a batch differs from the baseline's; '' where the work is the same.
+
+    Args:
+        batch: entry name -> array, already checked by `check_batch`.
+        reference: the baseline's batch, likewise.
+        specs: the tolerances.
+        levels: compare pixels by their mean difference, within so many grey levels; None: every
+            pixel must be the same, within the tolerance.
+
+    Returns:
+        "" or a sentence naming the entry, the rule and the value.
+    """
+    for name, spec in specs.items():
+        # Image by image: a batch that fits into memory must not fail for want of its comparison.
+        largest, mean = _apart(zip(batch[name], reference[name]))
+        allowed, found, rule = spec.tolerance, largest, "at most"
+        if name == "image" and levels is not None:
+            # 0.224 is the smallest standard deviation that images are normalized by.
+            allowed, found, rule = levels / 255 / 0.224, mean, "on average at most"
+        if not found <= allowed:  # nor where it is no number
+            return f"{name} must differ from the baseline's by {rule} {allowed:g}, got {found:g}"
+    return ""
+
+
+def _apart(pairs: Iterable[tuple[np.ndarray, np.ndarray]]) -> tuple[float, float]:
+    """Find how far rows of equal size are apart: at most, and on average."""
+    found = [(0.0, 0.0)]
+    for a, b in pairs:
+        apart = np.abs(a.astype(np.float64) - b.astype(np.float64))
+        found.append((apart.max(initial=0.0), apart.mean() if apart.size else 0.0))
+    largest, means = np.array(found).T
+    return float(largest.max()), float(means.sum() / max(1, len(found) - 1))
 
 
 def unequal_work(info: RunInfo, trials: Sequence[Trial]) -> dict[str, str]:

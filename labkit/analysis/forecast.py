@@ -15,7 +15,7 @@ from statistics import fmean
 from labkit import units
 from labkit.analysis.statistics import ALPHA, detectable_share
 from labkit.analysis.summary import Summary, is_floor
-from labkit.contracts import Facts
+from labkit.records import Facts
 from labkit.settings import MODES, Settings
 
 # Starting the process, bringing about the cache state and measuring it: 0.05 to 0.2 s on two cores.

@@ -37,7 +37,7 @@ from labkit.analysis.validity import (
     unwatched,
     valid_trials,
 )
-from labkit.contracts import EPOCHS, ROOFLINE, Calibration, Epoch, Facts, RunInfo, Trial
+from labkit.records import EPOCHS, ROOFLINE, Calibration, Epoch, Facts, RunInfo, Trial
 from labkit.settings import AS_PUBLISHED, MIN_JUDGED_BLOCKS, MODES
 from labkit.steady_rate import SteadyRate, arrivals_of, steady_rate
 

@@ -18,14 +18,8 @@ from statistics import fmean
 from typing import Any, TypeVar
 
 from labkit import units
-from labkit.contracts import (
-    CACHED_WITHIN,
-    COLD_MAX_SHARE,
-    WARM_MIN_SHARE,
-    Facts,
-    RunInfo,
-    Trial,
-)
+from labkit.contracts import CACHED_WITHIN, COLD_MAX_SHARE, WARM_MIN_SHARE
+from labkit.records import Facts, RunInfo, Trial
 from labkit.settings import MIN_JUDGED_BLOCKS, MODES
 
 T = TypeVar("T")

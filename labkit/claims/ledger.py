@@ -37,9 +37,9 @@ from labkit.analysis.roofline import published_takes
 from labkit.analysis.stand_ins import beside_the_loader, find_stand_ins, simulated
 from labkit.analysis.statistics import DELTA, REAL_BUT_SMALL, UNSTABLE
 from labkit.analysis.summary import Ratio, Row, Summary, ratios
-from labkit.contracts import RunInfo
 from labkit.experiments.device_speeds import SUFFIX
 from labkit.machine import gpu, hardware
+from labkit.records import RunInfo
 from labkit.runs.store import StoredRun, newest_runs, readable_reason
 from labkit.settings import AS_PUBLISHED, MIN_JUDGED_BLOCKS, MODES
 

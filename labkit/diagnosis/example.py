@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from labkit.contracts import SystemClock
+from labkit.machine.clock import SystemClock
 from labkit.machine.gpu import cuda
 from labkit.parts.devices import PROFILES, EmulatedDevice
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Literal
 
 from labkit import units
-from labkit.contracts import Clock, SystemClock
+from labkit.machine.clock import Clock, SystemClock
 from labkit.machine.usage import cores_s
 
 LOOK_S, PERIOD_S = 10.0, 0.05

@@ -22,9 +22,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from labkit import units
-from labkit.contracts import Skip, SystemClock
+from labkit.contracts import Skip
 from labkit.diagnosis.devices import find_device
 from labkit.diagnosis.loaders import copied, epochs, is_data_loader
+from labkit.machine.clock import SystemClock
 from labkit.machine.gpu import Reading, cuda, open_gpu
 from labkit.machine.usage import GpuWatch, Sampler, cores_s, tree_read_bytes
 from labkit.parts.devices import EmulatedDevice

@@ -13,8 +13,8 @@ from dataclasses import replace
 
 from labkit.analysis.roofline import ALONE
 from labkit.analysis.summary import STEP, is_floor
-from labkit.contracts import EPOCHS, ROOFLINE
 from labkit.parts.devices import DevicePart
+from labkit.records import EPOCHS, ROOFLINE
 from labkit.resolve import find_part, gather_facts
 from labkit.runs.experiment import Experiment, in_groups, published_by
 from labkit.settings import change_all, with_settings

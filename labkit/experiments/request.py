@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from labkit import units
-from labkit.contracts import RunInfo
 from labkit.experiments import catalog
 from labkit.experiments.device_speeds import at_operating_points, over_device_speeds
 from labkit.machine import gpu
+from labkit.records import RunInfo
 from labkit.runs.experiment import Experiment
 from labkit.settings import CORRECTED, MODES, pick, with_new_names, with_settings
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from labkit.contracts import Dial
 from labkit.machine import gpu
+from labkit.records import Dial
 from labkit.runs.experiment import Experiment, full_only
 from labkit.settings import Settings, change_all
 

@@ -22,7 +22,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
-from labkit.contracts import CudaState, Skip
+from labkit.contracts import Skip
+from labkit.records import CudaState
 
 IMPORT_AND_KERNEL_S = 120.0  # a cold `import torch` with CUDA takes up to a minute
 # NVML keeps a process's use for each of its periods, of up to a second, and returns some again.

@@ -18,10 +18,10 @@ from importlib import metadata
 from pathlib import Path
 
 from labkit import units
-from labkit.contracts import UNKNOWN, Provenance
 from labkit.install import CHECKOUT
 from labkit.machine import procfs
 from labkit.machine.gpu import cuda
+from labkit.records import UNKNOWN, Provenance
 
 MACHINE_ID_SHOWN = 6  # letters, enough to tell a few machines apart
 

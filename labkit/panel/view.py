@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any
 
 from labkit import units
 from labkit.analysis.stand_ins import stand_in_name
-from labkit.contracts import ROOFLINE
 from labkit.experiments.catalog import CATALOG
 from labkit.experiments.device_speeds import SUFFIX, has_roofline
 from labkit.experiments.request import Request
@@ -32,6 +31,7 @@ from labkit.files import unused, write_whole
 from labkit.machine import hardware
 from labkit.panel import job
 from labkit.panel.form import Form, help_line, row
+from labkit.records import ROOFLINE
 from labkit.report import run as runs
 from labkit.report.advise import GB, advise
 from labkit.report.bars import mimebundle, write

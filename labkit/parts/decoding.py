@@ -20,7 +20,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from labkit.contracts import Chosen, Part, check_image, open_library, read_size_px
+from labkit.contracts import Chosen, Part, check_image, open_library
+from labkit.jpeg import read_size_px
 
 
 def checked(decode: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:

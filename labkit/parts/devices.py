@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from labkit import units
-from labkit.contracts import Chosen, Clock, Device, DeviceBatch, Part, Skip
+from labkit.contracts import Chosen, Device, DeviceBatch, Part, Skip
 from labkit.machine import hardware
+from labkit.machine.clock import Clock
 
 if TYPE_CHECKING:
     import torch

@@ -20,8 +20,8 @@ from itertools import repeat
 from pathlib import Path
 
 from labkit import units
-from labkit.contracts import JPEG_END, JPEG_START
 from labkit.files import bar, write_whole
+from labkit.jpeg import JPEG_END, JPEG_START
 from labkit.machine import hardware
 from labkit.machine.media import check_room
 from labkit.parts.packing.folder import (

@@ -19,9 +19,9 @@ import numpy as np
 from labkit import units
 from labkit.analysis.stand_ins import stand_ins
 from labkit.analysis.summary import Row
-from labkit.contracts import ReadCounts
 from labkit.experiments.storage import memory
 from labkit.machine import hardware
+from labkit.records import ReadCounts
 from labkit.report import words
 from labkit.runs.store import StoredRun, earlier_runs
 

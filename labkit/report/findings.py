@@ -15,9 +15,9 @@ from labkit.analysis.roofline import ALONE, pipelines
 from labkit.analysis.stand_ins import stand_ins
 from labkit.analysis.summary import Row, epoch_bars, ratios
 from labkit.analysis.winner import other_work, winner
-from labkit.contracts import Cost, ReadCounts
 from labkit.machine import hardware
 from labkit.parts.training.exchange import LINK, NO_SYNC, NOOP
+from labkit.records import Cost, ReadCounts
 from labkit.report.table import Table, Tables
 from labkit.report.words import check_baseline, not_measured, reason
 from labkit.runs.store import StoredRun

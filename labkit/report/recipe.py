@@ -22,13 +22,14 @@ from labkit.analysis.roofline import ALONE
 from labkit.analysis.stand_ins import stand_ins
 from labkit.analysis.summary import Row, Summary
 from labkit.analysis.winner import passed_over, winner
-from labkit.contracts import UNKNOWN, as_part
+from labkit.contracts import as_part
 from labkit.parts.decoding import Decoder
 from labkit.parts.loading import Loader
 from labkit.parts.packing.folder import find_annotations
 from labkit.parts.packing.manifest import ANNOTATIONS
 from labkit.parts.preprocessing.crops import draw_crop
 from labkit.parts.training.reporting import check_sink
+from labkit.records import UNKNOWN
 from labkit.report.words import check_baseline, how_measured, plain_labels, published, reason
 from labkit.resolve import BUILT_IN, find_part, label_samples, stored_folder
 from labkit.runs.store import StoredRun

@@ -22,11 +22,11 @@ from labkit.analysis.stand_ins import find_stand_ins, stand_ins
 from labkit.analysis.summary import in_common
 from labkit.analysis.winner import winner
 from labkit.claims.ledger import GROUPS, answer_in_short, answers, weigh_answer
-from labkit.contracts import UNKNOWN, Provenance, RunInfo
 from labkit.experiments.catalog import CATALOG
 from labkit.experiments.request import Request
 from labkit.files import unused, write_whole
 from labkit.machine import hardware
+from labkit.records import UNKNOWN, Provenance, RunInfo
 from labkit.report import bars, charts, words
 from labkit.runs.store import (
     REPORTS,

@@ -19,10 +19,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from labkit.contracts import SCHEMA as ROW_SCHEMA
-from labkit.contracts import RunInfo, Trial
 from labkit.files import write_whole
 from labkit.machine import hardware
+from labkit.records import SCHEMA as ROW_SCHEMA
+from labkit.records import RunInfo, Trial
 from labkit.report.report import facts
 from labkit.runs.store import (
     RESERVED,

@@ -25,11 +25,11 @@ from labkit.analysis.stand_ins import (
 from labkit.analysis.statistics import UNSTABLE
 from labkit.analysis.summary import Row, Summary, ratios
 from labkit.analysis.winner import passed_over, winner
-from labkit.contracts import UNKNOWN, ProvedRates, Provenance, RunInfo
 from labkit.experiments.device_speeds import SUFFIX
 from labkit.machine import hardware
 from labkit.parts.devices import FREE_LOADER_MIN_AU
 from labkit.parts.storage.disks import MAX_ERROR_SHARE
+from labkit.records import UNKNOWN, ProvedRates, Provenance, RunInfo
 from labkit.runs.store import StoredRun, readable_reason
 from labkit.settings import CORRECTED, Settings
 

@@ -14,8 +14,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from labkit.contracts import Facts, RunInfo, Trial, utc_now
 from labkit.files import bar, progress_stream
+from labkit.machine.clock import utc_now
+from labkit.records import Facts, RunInfo, Trial
 from labkit.resolve import Resolved, resolve
 from labkit.runs.process import Launcher, TrialKilled
 from labkit.runs.schedule import Planned

@@ -29,12 +29,14 @@ from filelock import FileLock, Timeout
 
 from labkit import units
 from labkit.analysis.statistics import paired_interval
-from labkit.contracts import Calibration, Clock, Epoch, Skip, SystemClock, utc_now
+from labkit.contracts import Skip
 from labkit.files import bar, write_whole
 from labkit.machine import hardware
+from labkit.machine.clock import Clock, SystemClock, utc_now
 from labkit.parts.devices import DevicePart
 from labkit.parts.training import VECTORIZED
 from labkit.pipeline import Pipeline, build
+from labkit.records import Calibration, Epoch
 from labkit.resolve import complete_here, find_part, find_profile, open_data, original
 from labkit.runs.active import ActiveRun, single_run_lock
 from labkit.runs.checks import check_emulator, check_images

@@ -33,28 +33,28 @@ from typing import Any, TypeVar
 import numpy as np
 
 from labkit import units
+from labkit.analysis.equal_work import (
+    AVERAGED_TOLERANCE_LEVELS,
+    DECODED_TOLERANCE_LEVELS,
+    SCALED_DECODING_TOLERANCE_LEVELS,
+    SCALED_TOLERANCE_LEVELS,
+    difference,
+)
 from labkit.analysis.stand_ins import describe_rate
 from labkit.analysis.summary import LISTED_IMAGES
 from labkit.contracts import (
-    AVERAGED_TOLERANCE_LEVELS,
     BATCHES,
-    DECODED_TOLERANCE_LEVELS,
     LONGEST_REASON,
-    SCALED_DECODING_TOLERANCE_LEVELS,
-    SCALED_TOLERANCE_LEVELS,
     ArraySpec,
-    ProvedRates,
     Skip,
     bytes_of,
     check_batch,
     check_image,
-    difference,
-    read_size_px,
-    seconds_of,
-    utc_now,
 )
 from labkit.files import write_whole
+from labkit.jpeg import read_size_px
 from labkit.machine import hardware
+from labkit.machine.clock import seconds_of, utc_now
 from labkit.parts.decoding import DECODERS, why_not
 from labkit.parts.devices import FREE_LOADER_MIN_AU
 from labkit.parts.packing import PIXELS, RESIZED
@@ -62,6 +62,7 @@ from labkit.parts.preprocessing import Preprocessor
 from labkit.parts.storage.disks import MAX_ERROR_SHARE
 from labkit.parts.training.exchange import LINK
 from labkit.pipeline import first_batch, shuffled_images
+from labkit.records import ProvedRates
 from labkit.resolve import (
     Resolved,
     find_part,

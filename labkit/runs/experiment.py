@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any
 
-from labkit.contracts import EPOCHS, Dial
+from labkit.records import EPOCHS, Dial
 from labkit.runs.store import RESERVED
 from labkit.settings import CORRECTED, PROTOCOLS, Settings, pick
 

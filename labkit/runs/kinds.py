@@ -15,21 +15,21 @@ from pathlib import Path
 from typing import Any
 
 from labkit.analysis.forecast import Forecast, forecast
-from labkit.contracts import (
+from labkit.contracts import Skip
+from labkit.machine import gpu, hardware
+from labkit.machine.clock import utc_now
+from labkit.parts.devices import PROFILES, DevicePart
+from labkit.parts.preprocessing import Preprocessor
+from labkit.records import (
     EPOCHS,
     OPERATION,
     OPERATION_SETTINGS,
     ROOFLINE,
     Calibration,
     Cost,
-    Skip,
     StagedStorage,
     Trial,
-    utc_now,
 )
-from labkit.machine import gpu, hardware
-from labkit.parts.devices import PROFILES, DevicePart
-from labkit.parts.preprocessing import Preprocessor
 from labkit.resolve import Resolved, find_part
 from labkit.runs import operation_trials
 from labkit.runs.active import ActiveRun

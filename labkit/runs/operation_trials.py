@@ -24,22 +24,16 @@ from typing import Any
 import numpy as np
 
 from labkit import units
-from labkit.contracts import (
-    DECODED_TOLERANCE_LEVELS,
-    Annotation,
-    Clock,
-    Content,
-    Epoch,
-    Sample,
-    Skip,
-    SystemClock,
-)
+from labkit.analysis.equal_work import DECODED_TOLERANCE_LEVELS
+from labkit.contracts import Annotation, Content, Sample, Skip
+from labkit.machine.clock import Clock, SystemClock
 from labkit.machine.disturbance import disturbance, since
 from labkit.parts import operations
 from labkit.parts.decoding import DECODERS
 from labkit.parts.operations import Labels, Operation, Picture, make_configuration, make_picture
 from labkit.parts.preprocessing import PREPROCESSORS
 from labkit.pipeline import shuffled_images
+from labkit.records import Epoch
 from labkit.resolve import open_data
 from labkit.settings import Settings
 

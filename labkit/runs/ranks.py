@@ -25,10 +25,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from labkit.contracts import Epoch
 from labkit.parts.devices import DevicePart
 from labkit.parts.storage.disks import Rate
 from labkit.parts.training.exchange import Link, check_gpus
+from labkit.records import Epoch
 from labkit.resolve import find_part
 from labkit.settings import Settings
 

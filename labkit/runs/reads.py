@@ -20,9 +20,10 @@ from typing import Any
 
 import numpy as np
 
-from labkit.contracts import ReadCounts, Skip
+from labkit.contracts import Skip
 from labkit.machine import procfs
 from labkit.pipeline import Source, open_loader
+from labkit.records import ReadCounts
 from labkit.resolve import resolve
 from labkit.runs.active import ActiveRun
 from labkit.runs.process import TrialFailed

@@ -26,21 +26,14 @@ from labkit import pipeline, units
 from labkit.analysis.equal_work import unequal_work
 from labkit.analysis.forecast import Forecast
 from labkit.analysis.validity import cores_of, disturbed_blocks
-from labkit.contracts import (
-    UNKNOWN,
-    Cancelled,
-    Data,
-    Provenance,
-    RunInfo,
-    Skip,
-    Trial,
-    utc_now,
-)
+from labkit.contracts import Cancelled, Skip
 from labkit.machine import gpu, hardware
+from labkit.machine.clock import utc_now
 from labkit.parts.devices import DevicePart
 from labkit.parts.packing.manifest import read_manifest
 from labkit.parts.packing.remote import download
 from labkit.photos.make import make_photos
+from labkit.records import UNKNOWN, Data, Provenance, RunInfo, Trial
 from labkit.resolve import (
     Resolved,
     complete_here,

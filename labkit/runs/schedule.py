@@ -14,7 +14,7 @@ import random
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from labkit.contracts import RunInfo, Trial
+from labkit.records import RunInfo, Trial
 from labkit.settings import MIN_JUDGED_BLOCKS, Mode
 
 

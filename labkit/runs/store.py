@@ -32,8 +32,8 @@ from typing import Any
 
 from labkit import units
 from labkit.analysis.summary import Summary, summarize
-from labkit.contracts import RUN_SCHEMA, UNKNOWN, Plain, RunInfo, Trial
 from labkit.files import write_whole
+from labkit.records import RUN_SCHEMA, UNKNOWN, Plain, RunInfo, Trial
 from labkit.resolve import record_facts
 from labkit.settings import AS_PUBLISHED, MODES, read_settings
 

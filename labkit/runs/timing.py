@@ -19,7 +19,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from labkit.contracts import Clock, Device, DeviceBatch, Epoch, SystemClock
+from labkit.contracts import Device, DeviceBatch
+from labkit.machine.clock import Clock, SystemClock
 from labkit.machine.disturbance import disturbance, since
 from labkit.machine.usage import Usage, own_cpu_s
 from labkit.parts import training
@@ -27,6 +28,7 @@ from labkit.parts.storage.cache_state import together
 from labkit.parts.training import exchange
 from labkit.parts.training.callbacks import NONE, Callbacks, open_callbacks
 from labkit.pipeline import Pipeline, build
+from labkit.records import Epoch
 from labkit.resolve import label_samples
 from labkit.runs.ranks import Ranks
 from labkit.settings import Settings

@@ -16,7 +16,7 @@ from labkit.analysis.validity import (
     valid_trials,
     why_disturbed,
 )
-from labkit.contracts import Facts
+from labkit.records import Facts
 
 MB = 1_000_000
 NOT_COLD = {"resident_share_before": 0.5}  # of a trial that is labelled cold

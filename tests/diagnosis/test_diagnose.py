@@ -19,7 +19,6 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 import labkit as lab
-from labkit.contracts import SystemClock
 from labkit.diagnosis import diagnose as module
 from labkit.diagnosis import loaders, measure, predict, remedies
 from labkit.diagnosis.devices import find_device
@@ -28,6 +27,7 @@ from labkit.diagnosis.measure import Loop
 from labkit.diagnosis.predict import OFTEN, Measured
 from labkit.diagnosis.stages import Stages
 from labkit.machine import shared_memory
+from labkit.machine.clock import SystemClock
 from labkit.machine.usage import own_cpu_s
 from labkit.parts.devices import PROFILES, EmulatedDevice
 from tests.fake_clock import FakeClock

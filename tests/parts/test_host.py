@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from labkit.contracts import SystemClock
+from labkit.machine.clock import SystemClock
 from labkit.parts.devices import PIECE_BYTES, EmulatedDevice
 from tests.parts.test_devices import PROFILE
 

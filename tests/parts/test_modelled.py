@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from labkit.contracts import SystemClock
+from labkit.machine.clock import SystemClock
 from labkit.parts.packing.folder import open_folder
 from labkit.parts.storage import modelled as module
 from labkit.parts.storage.disks import HARD_DISK, MEMORY, NVME_SSD, SATA_SSD

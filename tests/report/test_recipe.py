@@ -26,7 +26,7 @@ from small import completed
 import labkit as lab
 from data_scripts.pack_dataset import main as pack_dataset
 from labkit import contracts, pipeline, resolve
-from labkit.contracts import SleepingClock
+from labkit.machine.clock import SleepingClock
 from labkit.parts.loading import Loader
 from labkit.parts.packing.remote import place
 from labkit.parts.prefetching import Prefetcher

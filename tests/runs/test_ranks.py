@@ -17,8 +17,9 @@ from small import compare, completed
 
 import labkit as lab
 from labkit.claims.ledger import answers
-from labkit.contracts import Skip, SystemClock
+from labkit.contracts import Skip
 from labkit.machine import gpu
+from labkit.machine.clock import SystemClock
 from labkit.parts.decoding import decode_opencv
 from labkit.parts.devices import CpuDevice
 from labkit.parts.training import STEPS

@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import pytest
 from fakes import fake_info
 
-from labkit.contracts import Skip, utc_now
+from labkit.contracts import Skip
+from labkit.machine.clock import utc_now
 from labkit.parts.devices import FREE_LOADER_MIN_AU
 from labkit.parts.storage.disks import MAX_ERROR_SHARE
 from labkit.parts.storage.slow_disk import ThrottledDisk

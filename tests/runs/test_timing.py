@@ -13,11 +13,13 @@ import torch
 from kernel import needs_fork, needs_read_counts, why_not_evicted
 
 from labkit.analysis.validity import cache_violation
-from labkit.contracts import Skip, SystemClock, Trial
+from labkit.contracts import Skip
+from labkit.machine.clock import SystemClock
 from labkit.parts.devices import CpuDevice, EmulatedDevice
 from labkit.parts.loading import LOADERS, load_with_torch
 from labkit.parts.prefetching import PREFETCHERS
 from labkit.parts.training import STEPS, Step
+from labkit.records import Trial
 from labkit.runs import timing
 from labkit.runs.packs import ensure_pack
 from labkit.runs.process import Launcher

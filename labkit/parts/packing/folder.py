@@ -20,8 +20,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from labkit.contracts import Annotation, read_size_px
+from labkit.contracts import Annotation
 from labkit.files import write_whole
+from labkit.jpeg import read_size_px
 from labkit.parts.packing.boxes import Listing, coco_json, read_coco, synthesize_boxes
 from labkit.parts.packing.manifest import (
     ANNOTATIONS,

@@ -31,7 +31,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from labkit.contracts import Annotation, Clock, Content, Reader, SleepingClock
+from labkit.contracts import Annotation, Content, Reader
+from labkit.machine.clock import Clock, SleepingClock
 from labkit.parts.storage import cache_state
 from labkit.parts.storage.disks import Disk, Pattern, Rate, measure_together
 from labkit.parts.storage.folder import Storage, WrappedReader

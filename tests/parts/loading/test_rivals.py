@@ -18,7 +18,8 @@ from jpegs import encode, exif, photo, with_segment
 from kernel import needs_fork
 from small import completed
 
-from labkit.contracts import Skip, classifier_batch, difference, open_library
+from labkit.analysis.equal_work import difference
+from labkit.contracts import Skip, classifier_batch, open_library
 from labkit.parts.loading import LOADERS
 from labkit.parts.loading.dali import DaliLoader
 from labkit.pipeline import open_loader

@@ -16,14 +16,12 @@ from jpegs import encode
 from PIL import Image
 from scipy import stats
 
-from labkit.contracts import (
+from labkit.analysis.equal_work import (
     AVERAGED_TOLERANCE_LEVELS,
     SCALED_DECODING_TOLERANCE_LEVELS,
-    Annotation,
-    Sample,
-    classifier_batch,
     difference,
 )
+from labkit.contracts import Annotation, Sample, classifier_batch
 from labkit.parts.decoding import DECODERS
 from labkit.parts.preprocessing import PREPROCESSORS
 from labkit.parts.preprocessing.crops import draw_crop

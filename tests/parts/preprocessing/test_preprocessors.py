@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from labkit.analysis.equal_work import difference
 from labkit.contracts import (
     BATCHES,
     CLASSES,
@@ -24,7 +25,6 @@ from labkit.contracts import (
     check_batch,
     classifier_batch,
     detector_batch,
-    difference,
 )
 from labkit.parts.preprocessing import PREPROCESSORS
 from labkit.parts.preprocessing.draws import CLASS_OF, draw

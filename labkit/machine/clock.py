@@ -1,0 +1,123 @@
+"""The clock: seconds, deadlines that are met, and dates as rows record them."""
+
+from __future__ import annotations
+
+import calendar
+import functools
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
+import numpy as np
+
+UTC = "%Y-%m-%dT%H:%M:%SZ"
+
+
+class Clock(Protocol):
+    """What tells the time; tests give a fake one."""
+
+    def now(self) -> float:
+        """Seconds since some fixed moment."""
+
+    def sleep_until(self, deadline_s: float) -> None:
+        """Return at the deadline, or at once if it has passed, leaving the core free."""
+
+    def spin_until(self, deadline_s: float) -> None:
+        """Return at the deadline, keeping the core busy, without the GIL."""
+
+    def launch(self, seconds: float) -> None:
+        """Do work of the host that takes so long on a free core, in small operations of torch."""
+
+
+def utc_now() -> str:
+    """Return the time as rows record it: 2026-11-21T03:46:00Z."""
+    return time.strftime(UTC, time.gmtime())
+
+
+def seconds_of(utc: str) -> float:
+    """Turn a time as rows record it into seconds since 1970."""
+    return float(calendar.timegm(time.strptime(utc, UTC)))
+
+
+# time.sleep wakes 0.13 ms late here in the median (EVIDENCE 2, measured): spin the rest.
+SPIN_S = 0.0003
+# Another thread that holds the GIL delays every piece of spinning, by 5 ms where it runs Python
+# alone (sys.getswitchinterval); on a core that others use, a piece ends late.
+PIECE_S = 0.001
+# NumPy releases the GIL in loops over more than 500 elements, which take some 10 us.
+LEAST_ELEMENTS = 501
+# Elements of a tensor whose asinh takes about as long as torch needs to launch a kernel: some 5 us.
+# MKL computes other functions, tanh among them, and may start threads for them.
+LAUNCHED_ELEMENTS = 2048
+
+
+class SystemClock:
+    """The real clock, with deadlines met to some 10 microseconds."""
+
+    now = staticmethod(time.perf_counter)
+
+    def sleep_until(self, deadline_s: float) -> None:
+        """Sleep until shortly before the deadline, then spin."""
+        remaining_s = deadline_s - time.perf_counter()
+        if remaining_s > SPIN_S:
+            time.sleep(remaining_s - SPIN_S)
+        self.spin_until(deadline_s)
+
+    def spin_until(self, deadline_s: float) -> None:
+        """Keep the core busy until the deadline, without the GIL but for the last microseconds."""
+        spin, elements_per_s = _spinning()
+        while (remaining_s := deadline_s - time.perf_counter()) > 0:
+            elements = int(min(remaining_s, PIECE_S) * elements_per_s)
+            if elements >= LEAST_ELEMENTS:
+                spin(elements)
+
+    def launch(self, seconds: float) -> None:
+        """Call torch as often as takes so long on a free core: longer where others use it, too."""
+        operation, operation_s = _launching()
+        for _ in range(round(seconds / operation_s)):
+            operation()
+
+
+@functools.cache
+def _spinning() -> tuple[Callable[[int], object], float]:
+    """Return what computes on so many elements without the GIL, and its elements/s."""
+    # A single number that is read again and again: spinning leaves the caches alone.
+    numbers = np.broadcast_to(0.0, 1_000_000)
+
+    def spin(elements: int) -> object:
+        return np.logaddexp.reduce(numbers[:elements])
+
+    elements = 4 * LEAST_ELEMENTS
+    return spin, elements / _median_s(partial(spin, elements))
+
+
+@functools.cache
+def _launching() -> tuple[Callable[[], object], float]:
+    """Return a small operation of torch, and its seconds on a free core."""
+    import torch
+
+    given = torch.zeros(LAUNCHED_ELEMENTS)
+    operation = partial(torch.asinh, given, out=torch.empty_like(given))
+    return operation, _median_s(operation)
+
+
+def _median_s(run: Callable[[], object]) -> float:
+    """Return the median seconds of calls too short for most of them to be interrupted."""
+    took_s = []
+    for _ in range(200):
+        start_s = time.perf_counter()
+        run()
+        took_s.append(time.perf_counter() - start_s)
+    return statistics.median(took_s)
+
+
+class SleepingClock(SystemClock):
+    """The real clock, which leaves the core alone and wakes a little late."""
+
+    def sleep_until(self, deadline_s: float) -> None:
+        """Sleep until the deadline, and some tenths of a millisecond more."""
+        remaining_s = deadline_s - time.perf_counter()
+        if remaining_s > 0:
+            time.sleep(remaining_s)

@@ -1,0 +1,480 @@
+"""What a run and its rows hold: `RunInfo`, one `Trial` for each row, and what both are made of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Literal
+
+from labkit.settings import CORRECTED, Settings
+
+# Format history
+#   1  first version
+#   2  run; medium; file_bytes in cache_proof, major_faults and gpu clocks in disturbance;
+#      last_ids_crc and last_means in epochs
+#   3  peak_pss_bytes, peak_shm_bytes, gpu_allocated_bytes, gpu_reserved_bytes, first_loss;
+#      waits_s and callbacks_s in epochs
+#   4  group
+#   5  resident_shares_before in cache_proof: one per epoch, where `cached` is set;
+#      unreadable_images
+#   6  arrivals_s in epochs
+SCHEMA = 6
+PER_STEP = ("waits_s", "arrivals_s")  # fields of an epoch with a number per step
+
+Status = Literal["ok", "skipped", "failed", "cancelled"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What of a variant's parts counts where variants are compared; `run.json` keeps it."""
+
+    repeats_one_batch: bool = False
+    """Nothing is loaded in the epochs."""
+    trains_nothing: bool = False
+    """The step does nothing."""
+    steps_short: int = 0
+    """Steps that it left out of every epoch, in runs of earlier versions."""
+    has_own_order: bool = False
+    """The images of an epoch come in another order than the other loaders'."""
+    loads_outside: bool = False
+    """The loader reads, decodes and preprocesses by itself, and rounds in its own way."""
+    decodes_scaled: bool = False
+    """The decoder returns fewer pixels than the image has."""
+    stays_in_memory: bool = False
+    """The files are never anywhere but in memory."""
+    is_on_cpu: bool = False
+    is_simulated: bool = False
+    """The device is a simulated one."""
+    finishes_on_device: bool = False
+    """The device finishes the preprocessing."""
+
+    @property
+    def leaves_out(self) -> frozenset[str]:
+        """What of the work it does not do: "loading", "computing"."""
+        left_out = {"loading": self.repeats_one_batch, "computing": self.trains_nothing}
+        return frozenset(name for name, is_left_out in left_out.items() if is_left_out)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Epoch:
+    """One timed epoch, from creating the iterator to the final synchronize."""
+
+    epoch_s: float
+    startup_s: float
+    """Creating the iterator: starting worker processes and prefetch threads."""
+    first_batch_s: float
+    """From the start of the epoch until the first batch was on the device."""
+    wait_s: float
+    """Host waiting for data, whatever the device does meanwhile; start-up not included."""
+    transfer_s: float
+    """Host busy or blocked handing batches to the device."""
+    forward_s: float | None
+    """Host time of the forward pass; None where the device has none (emulated)."""
+    backward_s: float | None
+    launch_s: float | None
+    """Host time launching work on the emulated device; None where forward and backward are."""
+    sync_s: float
+    """Host waiting for the device (`sync_every` and the end of the epoch)."""
+    steps: int
+    images: int
+    batch_bytes: int
+    """Bytes handed to the device, all batches together."""
+    compute_s: float | None
+    """Device time spent on steps: the emulated device's timeline; None elsewhere."""
+    last_ids_crc: int | None = None
+    """CRC-32 of the last batch's sample ids, in order, as int64."""
+    last_means: dict[str, float | list[float]] | None = None
+    """Entry of the last batch -> its mean; of planes of red, green and blue, one mean each."""
+    callbacks_s: float | None = None
+    """Host busy or waiting with what is done beside the steps: checkpoints, reports, metrics."""
+    waits_s: tuple[float, ...] | None = None
+    """What `wait_s` adds up: one wait per step, to the microsecond."""
+    arrivals_s: tuple[float, ...] | None = None
+    """When each batch was on the device, from the start of the epoch, to the microsecond; of
+    several ranks, rank 0's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """One run of one variant in a fresh process."""
+
+    experiment: str
+    variant: str
+    group: str = ""
+    """What its time is compared within, as "decode, 640×480"; empty where all variants compare."""
+    block: int
+    position: int
+    """Place in the block's order, from 0."""
+    role: Literal["A1", "A2", ""] = ""
+    """Which of the baseline's two runs in a block this is; empty for other variants."""
+    settings: dict[str, Any]
+    status: Status
+    reason: str = ""
+    epochs: tuple[Epoch, ...] = ()
+    cpu_s: float | None = None
+    """CPU-seconds of the trial and its workers during the epochs."""
+    cpu_percent: float | None = None
+    """cpu_s over wall time; 200 means two busy cores."""
+    gpu_util_mean: float | None = None
+    gpu_memory_bytes: int | None = None
+    """Most that NVML saw in use on the whole GPU, by whatever program."""
+    gpu_allocated_bytes: int | None = None
+    """Most that torch's tensors held on the CUDA device during the epochs."""
+    gpu_reserved_bytes: int | None = None
+    """Most that torch's allocator had taken of it, in use or kept for later."""
+    emulated_busy_share: float | None = None
+    """Share of the epochs in which the emulated device computed."""
+    peak_rss_bytes: int | None = None
+    """Largest resident memory of the training process."""
+    peak_pss_bytes: int | None = None
+    """Largest proportional memory seen of the training process and its workers together."""
+    peak_shm_bytes: int | None = None
+    """Most that was seen in /dev/shm beyond what was there before the epochs."""
+    cache_proof: dict[str, Any] = field(default_factory=dict)
+    disturbance: dict[str, Any] = field(default_factory=dict)
+    medium: dict[str, Any] = field(default_factory=dict)
+    """What the files lay on: filesystem, device, rotational, cold_reads_per_s (None: unknown)."""
+    labels: dict[str, str] = field(default_factory=dict)
+    """storage=real|throttled|modelled|emulated distance|unknown, cache=cold|warm|50 % cached
+    as verified, accelerator=cuda:...|cpu|emulated(...)."""
+    first_loss: float | None = None
+    """Of untrained weights, in the warm-up; the same for all variants but for rounding."""
+    loss: float | None = None
+    """Of the last step; None where nothing is trained."""
+    unreadable_images: int | None = None
+    """How many images were left out for all variants, as one of them cannot read or decode them."""
+    run: str = "unknown"
+    """The run folder's name."""
+    machine_id: str = "unknown"
+    started_utc: str = "unknown"
+    schema: int = SCHEMA
+
+    @property
+    def time_s(self) -> float:
+        """What the documents timed: the epochs' seconds added up, start-up included."""
+        return sum(epoch.epoch_s for epoch in self.epochs)
+
+    @property
+    def images(self) -> int:
+        """Images of all epochs together."""
+        return sum(epoch.images for epoch in self.epochs)
+
+    def to_row(self) -> dict[str, Any]:
+        """Flatten to what JSON can hold; `from_row` is the way back."""
+        return asdict(self)
+
+    @staticmethod
+    def from_row(row: dict[str, Any]) -> Trial:
+        """Rebuild a trial from its row.
+
+        Raises:
+            ValueError: the row was written by a newer labkit.
+        """
+        if row.get("schema", 0) > SCHEMA:
+            raise ValueError(
+                f"schema must be at most {SCHEMA}, got {row['schema']}; "
+                "update labkit to read this run"
+            )
+        known = {f.name for f in fields(Trial)}
+        row = {name: value for name, value in row.items() if name in known}
+        return Trial(**{**row, "epochs": tuple(_epoch_of(epoch) for epoch in row["epochs"])})
+
+
+def _epoch_of(row: dict[str, Any]) -> Epoch:
+    """Rebuild an epoch; JSON has lists for its tuples."""
+    lists = {name: tuple(value) for name in PER_STEP if (value := row.get(name)) is not None}
+    return Epoch(**{**row, **lists})
+
+
+# Format history of run.json
+#   1  first version
+#   2  `local`: what may not leave this machine; request
+#   3  the host of a simulated GPU spins and needs a core to launch and to copy; it slept before
+RUN_SCHEMA = 3
+EPOCHS, ROOFLINE, OPERATION = "epochs", "roofline", "operation"  # what a run's trials time
+OPERATION_SETTINGS = frozenset({"data", "seed"})  # the others have no effect on one operation
+UNKNOWN = "unknown"
+Plain = str | int | float | bool | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CudaState:
+    """Whether this torch build runs kernels on this machine's first GPU."""
+
+    works: bool
+    reason: str = ""
+    """Why not, as a sentence; empty where it works."""
+    name: str = ""
+    memory_bytes: int | None = None
+    driver: str = ""
+    """Version of the NVIDIA driver."""
+    capability: str = ""
+    """Compute capability, as "8.9"."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Provenance:
+    """The machine and the software that a run is measured with; None is unknown."""
+
+    machine_id: str = UNKNOWN
+    """A hash that is the same for all runs on this machine."""
+    platform: str = UNKNOWN
+    kernel: str = UNKNOWN
+    python: str = UNKNOWN
+    virtual: bool | None = None
+    """Whether a hypervisor can steal time."""
+    cpu_model: str = UNKNOWN
+    cpu_count: int | None = None
+    """Logical cores of the machine."""
+    cores: int | None = None
+    """Those that the run may use."""
+    memory_bytes: int | None = None
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """Library -> its version; "unknown" where a required one is missing."""
+    revision: str = UNKNOWN
+    """Commit of labkit."""
+    dirty: bool | None = None
+    """Whether the package differs from that commit."""
+    gpu: CudaState | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """The data set of a run; 0 is unknown."""
+
+    folder: str = ""
+    """As the settings name it."""
+    images: int = 0
+    bytes: int = 0
+    """Of all images."""
+    boxes: str = ""
+    """Where they come from: "coco" (stored) or "synthesized" (invented)."""
+    kind: str = ""
+    """In words, as "the user's own images"."""
+    manifest_hash: str = UNKNOWN
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibration:
+    """What is measured before the trials; None is unknown, or was not measured."""
+
+    images: int | None = None
+    """Of an epoch, the same for all variants."""
+    images_per_s: float | None = None
+    """The baseline's training rate, all its ranks together."""
+    load_images_per_s: float | None = None
+    """The baseline's loading rate alone."""
+    device_images_per_s: float | None = None
+    """The baseline's device with the model alone."""
+    gpu_images_per_s: float | None = None
+    """A real GPU with the model alone, beside a simulated one."""
+    calibrated_images_per_s: float | None = None
+    """The calibrated device's rate, where a variant uses it."""
+    calibrated: str = ""
+    """The calibrated device in a sentence."""
+    free_loader_au: float | None = None
+    """Share of the time in which the simulated GPU computes with a loader that costs nothing."""
+    free_loader_checked_utc: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("load_images_per_s", "device_images_per_s", "gpu_images_per_s"):
+            check_positive(name, getattr(self, name))
+
+
+def check_positive(name: str, value: object) -> None:
+    """Refuse a rate or a ratio that is known and is no number above 0.
+
+    Raises:
+        ValueError: it is something else, as in a run from a colleague.
+    """
+    if value is not None and not (isinstance(value, int | float) and 0 < value < math.inf):
+        raise ValueError(f"{name} must be a number above 0, got {value!r:.80}; measure it again")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProvedRates:
+    """What a simulated disk or network was measured to deliver."""
+
+    rates: tuple[Mapping[str, Any], ...] = ()
+    """One for each pattern, see `labkit.analysis.stand_ins.describe_rate`; empty: not measured."""
+    rates_checked_utc: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StagedStorage(ProvedRates):
+    """What a storage of a run is on its machine; None is unknown."""
+
+    label: str = ""
+    """As rows have it: real, throttled(...), ..."""
+    filesystem: str = ""
+    device: str = ""
+    rotational: bool | None = None
+    cold_reads_per_s: float | None = None
+    remark: str = ""
+    """Why it is not believed to be what it is called."""
+    copied_bytes: int | None = None
+    """None: the data is not copied there."""
+    copied_s: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """What storing a variant's images takes once."""
+
+    bytes: int
+    pack_s: float | None = 0.0
+    """None: unknown, as it was packed elsewhere."""
+    copy_s: float = 0.0
+    source_bytes: int | None = None
+    """Of the images before packing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadCounts:
+    """What reading an image takes as a variant stores it; None is unknown."""
+
+    opens: float | None = None
+    """Files that Python code opens."""
+    calls: float | None = None
+    """Read calls."""
+    requests: float | None = None
+    """Requests that the disk completes."""
+    bytes_per_s: float | None = None
+    """Of cold images, one after another as they are stored."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dial:
+    """How often the training loop does something, as one setting."""
+
+    setting: str
+    """Name of a setting that counts steps; 0 is never."""
+    advice: int | None = None
+    """Steps that a document recommends."""
+    source: str = ""
+    """Document and section of the advice."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunInfo:
+    """A run without its rows: what was asked, built and found before the trials, and how it ended.
+
+    `labkit.runs.store` writes and reads it, and knows what of it is local.
+    """
+
+    schema: int = RUN_SCHEMA
+    """Of the version that began the run."""
+    experiment: str
+    question: str
+    kind: str = EPOCHS
+    """What the trials time, a key of `labkit.runs.kinds.KINDS`."""
+    mode: str
+    protocol: str = CORRECTED
+    request: Mapping[str, Any] | None = None
+    """As `labkit.experiments.request.Request` writes it; None: not recorded."""
+    variants: Mapping[str, Settings]
+    """Label -> settings, complete for the run's machine."""
+    unknown_settings: Mapping[str, Mapping[str, Plain]] = field(default_factory=dict)
+    """Label -> settings, or values of them, that only another version of labkit knows."""
+    facts: Mapping[str, Facts] = field(default_factory=dict)
+    """Label -> what of the variant's parts counts where it is compared."""
+    baseline: str
+    groups: Mapping[str, str] = field(default_factory=dict)
+    """Label -> what it is compared within; empty: all variants compare."""
+    baselines: Mapping[str, str] = field(default_factory=dict)
+    """Group -> its baseline; empty without groups."""
+    tasks: Mapping[str, Mapping[str, Plain]] = field(default_factory=dict)
+    """Label -> what its trials need beside the settings, for kinds that need more."""
+    blocks: int
+    shuffled: bool = True
+    """Whether a block has the variants in random order and the baseline twice (A1, A2)."""
+    order_seed: int
+    published: Mapping[str, float] = field(default_factory=dict)
+    """Label -> the document's normalized time."""
+    singles: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Label of a published combination -> the published time of each of its changes alone."""
+    source: str = ""
+    """Document and section."""
+    dial: Dial | None = None
+    compared_images: int | None = None
+    """How many images of the last batches are compared; None: whole batches."""
+    created_utc: str
+    data: Data
+    provenance: Provenance
+    storages: Mapping[str, StagedStorage] = field(default_factory=dict)
+    links: Mapping[str, ProvedRates] = field(default_factory=dict)
+    """Simulated network between ranks -> what it delivers."""
+    costs: Mapping[str, Cost] = field(default_factory=dict)
+    """Label -> what its files cost; without those that are read as they are."""
+    reads: Mapping[str, ReadCounts] = field(default_factory=dict)
+    """Label -> what reading takes, where variants store the images in different ways."""
+    calibration: Calibration | None = None
+    """None: the run has not come so far."""
+    excluded: tuple[int, ...] = ()
+    """Indices of unreadable images, left out for all variants."""
+    unreadable: tuple[str, ...] = ()
+    """A line for each of them."""
+    skipped: Mapping[str, str] = field(default_factory=dict)
+    """Label -> why it cannot run here."""
+    failed: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    local_notes: tuple[str, ...] = ()
+    """Notes of earlier versions, which name files."""
+    status: str
+    """running, finished, cancelled or failed; a run whose process was killed stays "running"."""
+    reason: str = ""
+    """Why it failed."""
+    run: str | None = None
+    """The run folder's name where it was made, of a run that was shared."""
+    shared_from: str = ""
+    """The machine of the colleague who shared it, in one line; empty: it is this machine's own."""
+
+    def facts_of(self, label: str) -> Facts:
+        """Return what of a variant's parts counts where it is compared."""
+        return self.facts.get(label, Facts())
+
+    @property
+    def baseline_by_group(self) -> Mapping[str, str]:
+        """Group -> its baseline; a run without groups has one, ""."""
+        return self.baselines or {"": self.baseline}
+
+    @property
+    def base_settings(self) -> Settings:
+        """The baseline's settings."""
+        return self.variants[self.baseline]
+
+    def group_of(self, variant: str) -> str:
+        """Return what a variant is compared within; empty where a run has no groups."""
+        return self.groups.get(variant, "")
+
+    def x_of(self, variant: str) -> float | None:
+        """Return a variant's speed of the device as a multiple of the loading rate, if it has one.
+
+        Raises:
+            ValueError: it is no number above 0.
+        """
+        x: Any = self.tasks.get(variant, {}).get("x")
+        check_positive("x", x)
+        return x
+
+    def settings_of(self, variant: str) -> dict[str, Plain]:
+        """Return the settings of a variant that have an effect, by name, unknown ones too."""
+        settings = vars(self.variants[variant])
+        if self.kind == OPERATION:
+            settings = {name: x for name, x in settings.items() if name in OPERATION_SETTINGS}
+        return {**settings, **self.unknown_settings.get(variant, {})}
+
+    def check_settings(self, variant: str) -> Settings:
+        """Return a variant's settings, to run them or to write them as a program.
+
+        Raises:
+            ValueError: this version does not know one of them.
+        """
+        if unknown := self.unknown_settings.get(variant):
+            raise ValueError(
+                "settings must be known to this version of labkit, got "
+                f"{', '.join(f'{name}={value!r}' for name, value in sorted(unknown.items()))}; "
+                "the run was made with another version: start a new run"
+            )
+        return self.variants[variant]
