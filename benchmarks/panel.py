@@ -57,7 +57,7 @@ class Measured(NamedTuple):
 def made(folder: Path, data: str) -> Iterator[Server]:
     """Start JupyterLab by ``make jupyter``, in a copy of what it needs."""
     given = {"data": data, "results": "../results", "mode": "quick"}
-    usual = {**given, "changes": {"device_speed": DEVICE_SPEED}}
+    usual = {**given, "changes": {"gpu_images_per_s": DEVICE_SPEED}}
     make_workplace(folder, {USUAL: usual, TIMED: {**given, "changes": CHANGES}})
     for name in ("Makefile", "pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / name, folder)

@@ -48,7 +48,7 @@ def ranks(base: Settings) -> Variants:
     )
     labels = {f"{n} GPUs" if n > 1 else "1 GPU": replace(base, ranks=n) for n in RANKS}
     variants: dict[str, Any] = labels
-    if base.device == "emulated" and not base.has_device_speed:
+    if base.is_on_simulated_gpu and base.gpu_images_per_s is None:
         speeds = {
             "GPUs a third as fast as the loader": 1 / 3,
             "GPUs twice as fast as the loader": 2.0,

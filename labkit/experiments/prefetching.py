@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from labkit.experiments.sweep import as_in_the_document
-from labkit.machine import hardware
+from labkit.machine import gpu, hardware
 from labkit.runs.experiment import Experiment, Variants, as_experiment, full_only, published_by
-from labkit.settings import Settings, change_all
+from labkit.settings import SLEEPING, Settings, change_all
 
 # Normalized times that [004] reported: the bar labels of its charts (DOCUMENTS 0.1).
 PUBLISHED = {
@@ -120,8 +120,8 @@ def pin_memory(base: Settings) -> Variants:
     quick = how | {"pinned, no waiting": seldom.pop("pinned, no waiting")}
     sleeping = {}
     # By default the host keeps a core busy while it waits, which the workers lack.
-    if base.profile == Settings.profile:
-        sleeping = change_all(how, "{}, sleeping", profile="calibrated_sleeping")
+    if base.is_on_simulated_gpu or (base.device is None and not gpu.cuda().works):
+        sleeping = change_all(how, "{}, sleeping", device=SLEEPING)
     # Bytes and boxes instead of finished float32 planes: a tenth to copy.
     small = change_all(how, "{}, uint8", preprocessor="on_device")
     return quick | full_only(seldom | sleeping | small)

@@ -224,10 +224,10 @@ def choose(
 def _trains_on_calibrated(experiment: Experiment) -> bool:
     """Return whether a simulated GPU trains, of which the user has not said how fast it is."""
     baseline = experiment.settings[experiment.baseline]
-    is_simulated = baseline.device == "emulated" or (
+    is_simulated = baseline.is_on_simulated_gpu or (
         baseline.device is None and not gpu.cuda().works
     )
-    return is_simulated and not baseline.has_device_speed
+    return is_simulated and baseline.gpu_images_per_s is None
 
 
 def _kept(experiment: Experiment, variants: tuple[str, ...], baseline: str | None) -> Experiment:

@@ -206,7 +206,7 @@ def loop_alone(base: Settings) -> Settings:
         preprocessor="classification",
         loader="resident",
         batch_size=base.batch_size or BATCH_SIZE,
-        profile=base.profile if base.has_device_speed else "resnet50_a100",
+        gpu_images_per_s=base.gpu_images_per_s or "resnet50_a100",
         sync_every=0,
     )
 

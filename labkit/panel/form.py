@@ -190,8 +190,9 @@ def _control(name: str, start: Request) -> Widget:
     said = {"description": name, "tooltip": help_texts()[name]}
     if kind is bool:
         return widgets.Dropdown(options=[(AUTO, AUTO), ("yes", True), ("no", False)], **said)
-    if name == "storage":  # a folder's path can be written, too
-        return widgets.Combobox(options=[AUTO, *TABLES[name], *media.media()], **said)
+    if name in ("storage", "gpu_images_per_s"):  # a folder's path, or a number
+        others = media.media() if name == "storage" else ()
+        return widgets.Combobox(options=[AUTO, *TABLES[name], *others], **said)
     if choices := choices or tuple(TABLES.get(name, ())):
         given = start.settings.get(name)
         others = [] if given in (*choices, None) else [given]  # the run says that it is unknown

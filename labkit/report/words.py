@@ -23,7 +23,7 @@ from labkit.parts.devices import FREE_LOADER_MIN_AU
 from labkit.parts.storage.disks import MAX_ERROR_SHARE
 from labkit.records import UNKNOWN, ProvedRates, Provenance, RunInfo
 from labkit.runs.store import StoredRun, readable_reason
-from labkit.settings import CORRECTED, Settings
+from labkit.settings import CORRECTED
 
 # Labels of variants whose work is not the same as the baseline's.
 OF_WORK = ("images", "loss", "precision", "training loop", "ranks")
@@ -404,9 +404,10 @@ def own_device(summary: Summary) -> tuple[float | None, str]:
     if (rate := summary.calibration.gpu_images_per_s) is not None:
         return rate, "your GPU"
     base = summary.info.variants[summary.baseline]
-    profile = "" if base.profile == Settings.profile else f" ({base.profile})"
-    is_simulated = summary.facts(summary.baseline).is_simulated
-    name = f"simulated GPU{profile}" if is_simulated else "your GPU"
+    is_simulated, gpu = summary.facts(summary.baseline).is_simulated, base.gpu_images_per_s
+    name = "simulated GPU" if is_simulated else "your GPU"
+    if isinstance(gpu, str):
+        name += f" ({gpu})"
     return summary.calibration.device_images_per_s, name
 
 

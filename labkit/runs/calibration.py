@@ -157,7 +157,7 @@ def with_device(settings: Settings, calibration: Calibration) -> Settings:
     """Return a variant's settings with the speed of the calibrated device, if they use it."""
     if not is_calibrated(settings):
         return settings
-    return replace(settings, device_speed=calibration.calibrated_images_per_s)
+    return replace(settings, gpu_images_per_s=calibration.calibrated_images_per_s)
 
 
 def _of_all_ranks(
@@ -456,7 +456,7 @@ def device_of(
     except Skip as reason:
         raise RuntimeError(
             f"the simulated GPU cannot be calibrated here: {reason}; or set its speed, such as "
-            "--device-speed 200"
+            "--gpu-images-per-s 200"
         ) from reason
     except Timeout:
         raise RuntimeError(

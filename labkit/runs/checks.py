@@ -414,7 +414,7 @@ def check_emulator(run: ActiveRun, settings: Settings) -> dict[str, Any]:
 
     Args:
         run: the active run.
-        settings: the baseline's, complete, with `device_speed` for a calibrated device.
+        settings: the baseline's, complete, with `gpu_images_per_s` for a calibrated device.
 
     Returns:
         free_loader_au, the median share of the time in which it computed, and

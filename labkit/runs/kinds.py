@@ -18,7 +18,7 @@ from labkit.analysis.forecast import Forecast, forecast
 from labkit.contracts import Skip
 from labkit.machine import gpu, hardware
 from labkit.machine.clock import utc_now
-from labkit.parts.devices import PROFILES, DevicePart
+from labkit.parts.devices import DevicePart
 from labkit.parts.preprocessing import Preprocessor
 from labkit.records import (
     EPOCHS,
@@ -30,7 +30,7 @@ from labkit.records import (
     StagedStorage,
     Trial,
 )
-from labkit.resolve import Resolved, find_part
+from labkit.resolve import Resolved, find_part, find_profile
 from labkit.runs import operation_trials
 from labkit.runs.active import ActiveRun
 from labkit.runs.calibration import calibrate_run, with_device
@@ -148,8 +148,7 @@ def _measure_gpu(run: ActiveRun) -> None:
     settings = replace(run.baseline, images=calibration.images, **alone)
     if not own:
         step = find_part(Preprocessor, settings.preprocessor).batch
-        profile = Settings.profile
-        settings = replace(settings, device="cuda", device_speed=None, profile=profile, step=step)
+        settings = replace(settings, device="cuda", gpu_images_per_s=None, step=step)
     try:
         rate = run.ask("gpu_rate", settings=settings)
     except (TrialFailed, Skip) as reason:
@@ -262,25 +261,19 @@ def _settings_of(run: ActiveRun, label: str) -> Settings:
     """Return what a trial of epochs gets: the images of an epoch and the device's speed, too."""
     settings = with_device(run.variants[label], run.info.calibration)
     if (x := run.info.x_of(label)) and run.info.facts_of(label).is_simulated:
-        device_speed = x * run.info.calibration.load_images_per_s
-        has_its_own = PROFILES[settings.profile].compute_s_per_image is not None
-        profile = Settings.profile if has_its_own else settings.profile
-        settings = replace(settings, profile=profile, device_speed=device_speed)
-    if settings.device_speed is not None:
-        device_speed = _at_batch_size(settings, run.baseline.batch_size)
-        settings = replace(settings, device_speed=device_speed)
+        rate = x * run.info.calibration.load_images_per_s
+        settings = replace(settings, gpu_images_per_s=rate)
+    if isinstance(settings.gpu_images_per_s, float):
+        rate = _at_batch_size(settings, settings.gpu_images_per_s, run.baseline.batch_size)
+        settings = replace(settings, gpu_images_per_s=rate)
     return replace(settings, images=run.info.calibration.images)
 
 
-def _at_batch_size(settings: Settings, given_for: int) -> float:
+def _at_batch_size(settings: Settings, images_per_s: float, given_for: int) -> float:
     """Return the speed of a variant's device, images/s, from that in batches of another size."""
     if settings.batch_size == given_for:
-        return settings.device_speed
-    profile = replace(
-        PROFILES[settings.profile],
-        compute_s_per_image=1 / settings.device_speed,
-        batch_size=given_for,
-    )
+        return images_per_s
+    profile = replace(find_profile(settings), batch_size=given_for)
     return settings.batch_size / profile.step_s(settings.batch_size)
 
 

@@ -231,7 +231,7 @@ def open_trial(
     """Open a pipeline in this process, ready for its first epoch.
 
     Args:
-        settings: complete, with `images` set, and `device_speed` for a calibrated device.
+        settings: complete, with `images` set, and `gpu_images_per_s` for a calibrated device.
         clock: what the emulated device tells the time by.
         excluded: indices of unreadable images.
         rank: of this process; the first prepares the files of all.
@@ -259,7 +259,7 @@ def measure(
     """Measure one trial in this process.
 
     Args:
-        settings: complete, with `images` set, and `device_speed` for a calibrated device.
+        settings: complete, with `images` set, and `gpu_images_per_s` for a calibrated device.
         excluded: indices of unreadable images.
         last_images: of each epoch, those that are compared with other variants'; unset: the last
             batch.

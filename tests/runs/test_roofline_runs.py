@@ -25,7 +25,7 @@ def a_machine_too_slow_for_the_fastest_device():
     check = checks.check_emulator
 
     def slow(run, settings):
-        if settings.device_speed > 2.5 * run.info.calibration.load_images_per_s:
+        if settings.gpu_images_per_s > 2.5 * run.info.calibration.load_images_per_s:
             raise Skip("too fast")
         return check(run, settings)
 
@@ -72,7 +72,7 @@ def test_the_device_of_a_row_is_as_fast_as_its_group_says(run):
             assert trial.epochs[0].compute_s == 0
         else:
             x = float(trial.group.removeprefix("x = "))
-            assert trial.settings["device_speed"] == pytest.approx(x * load_rate)
+            assert trial.settings["gpu_images_per_s"] == pytest.approx(x * load_rate)
 
 
 def test_table_findings_and_chart_show_every_speed(run):

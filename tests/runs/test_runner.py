@@ -403,7 +403,7 @@ def test_as_in_the_document_each_runs_once_in_order(photos, tmp_path):
             "original, again": left,
         },
         protocol=AS_PUBLISHED,
-        base={"device": "emulated", "step": "timed", "device_speed": 5000.0, "epochs": 2},
+        base={"device": "emulated", "step": "timed", "gpu_images_per_s": 5000.0, "epochs": 2},
     )
     order = ["original", "prefetched", "both", "original, again"]
     assert [trial.status for trial in finished.trials] == ["ok"] * 4
@@ -427,9 +427,9 @@ def test_as_in_the_document_each_runs_once_in_order(photos, tmp_path):
 
 
 def test_batches_of_all_sizes_are_trained_on_by_the_same_device(photos, tmp_path):
-    base = {"device": "emulated", "step": "timed", "device_speed": 5000.0}
+    base = {"device": "emulated", "step": "timed", "gpu_images_per_s": 5000.0}
     sizes = {"4": {}, "8": {"batch_size": 8}}
     found = compare(photos, tmp_path, sizes, base)
-    speeds = {trial.variant: trial.settings["device_speed"] for trial in found.trials}
+    speeds = {trial.variant: trial.settings["gpu_images_per_s"] for trial in found.trials}
     # 4 × 0.2 ms, of which a tenth does not grow with the batch.
     assert speeds == {"4": 5000.0, "8": pytest.approx(8 / (0.00008 + 8 * 0.00018))}

@@ -78,7 +78,7 @@ PASSES = [0.995] * 5
 
 def emulator(results, answers, s_per_image=0.01, **provenance):
     run = Asked(results, answers, **provenance)
-    settings = replace(run.settings, storage="here", device_speed=1 / s_per_image)
+    settings = replace(run.settings, storage="here", gpu_images_per_s=1 / s_per_image)
     return check_emulator(run, settings), run.asked
 
 

@@ -169,7 +169,7 @@ def test_the_first_epoch_on_cuda_pins_and_copies_from_memory_that_is_there(photo
         photos, num_workers=0, images=8, cache="as found", prefetcher="data_prefetcher"
     )
     chosen |= {"device": "cuda", "step": "small_classifier", "preprocessor": "classification"}
-    chosen = Settings(**{**chosen, "pin_memory": True, "device_speed": None})
+    chosen = Settings(**{**chosen, "pin_memory": True, "gpu_images_per_s": None})
     opened, _ = timing.open_trial(chosen, SystemClock(), frozenset())
     reserved = torch.cuda.memory_stats()["num_device_alloc"]
     time_epoch(opened, SystemClock())

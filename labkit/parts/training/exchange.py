@@ -194,7 +194,7 @@ class Link:
 def simulated_network(settings: Settings) -> tuple[Hardware, ...]:
     """Return the network between ranks where it is simulated; nothing elsewhere."""
     link = LINK.fullmatch(settings.exchange)
-    exchanges = settings.device != "emulated" and settings.step != "nothing"
+    exchanges = not settings.is_on_simulated_gpu and settings.step != "nothing"
     if not link or settings.ranks == 1 or not exchanges:
         return ()
     return (Hardware("network", "modelled", f"{int(link[1]):,} Mbit/s"),)
@@ -207,8 +207,8 @@ def label(settings: Settings) -> dict[str, str]:
     if settings.ranks == 1:
         return {}
     ranks = f"{settings.ranks} processes"
-    if settings.device == "emulated" or settings.step == "nothing":
-        simulated = ", each with a simulated GPU" * (settings.device == "emulated")
+    if settings.is_on_simulated_gpu or settings.step == "nothing":
+        simulated = ", each with a simulated GPU" * (settings.is_on_simulated_gpu)
         return {"ranks": f"{ranks}{simulated}, no gradients exchanged"}
     if settings.exchange in (NOOP, NO_SYNC):
         return {"ranks": f"{ranks}, no gradients exchanged ({settings.exchange})"}

@@ -192,7 +192,7 @@ class TestEnding:
         with Launcher(tmp_path / "log") as launcher:
             for name in ("torch", *ONE_OF_EACH):
                 wanted = asdict(settings(photos, name, device="emulated"))
-                wanted["device_speed"] = 10_000
+                wanted["gpu_images_per_s"] = 10_000
                 wanted |= {"cache": "as found", "images": 24}
                 measured = launcher.run("measure", settings=wanted, excluded=[])
                 assert measured["cache_proof"]["logical_read_bytes"] >= read_bytes, name
