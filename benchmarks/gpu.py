@@ -44,7 +44,7 @@ from labkit import units
 from labkit.contracts import Cancelled, Skip
 from labkit.experiments.request import Request
 from labkit.machine import gpu, hardware
-from labkit.machine.clock import SystemClock
+from labkit.machine.clock import Clock, SystemClock
 from labkit.parts.devices import DEVICES, DevicePart, EmulatedDevice, Profile
 from labkit.resolve import complete_here
 from labkit.runs.calibration import gpu_rate

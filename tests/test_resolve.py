@@ -85,7 +85,7 @@ def test_mixed_precision_is_left_out_on_a_cpu_that_computes_it_far_slower(monkey
         (Skip, "which is as fast as it is", {"gpu_images_per_s": 460, "device": "cpu"}),
     ],
 )
-def test_the_speed_of_a_gpu_is_a_number_or_a_known_name_and_a_simulated_ones(
+def test_only_a_simulated_gpu_has_a_speed_which_is_a_number_or_a_known_name(
     error, message, choices
 ):
     with pytest.raises(error, match=message):

@@ -4,7 +4,15 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from labkit.settings import BATCH_SIZE, Settings, complete, field_kinds, read_settings, vary
+from labkit.settings import (
+    BATCH_SIZE,
+    SLEEPING,
+    Settings,
+    complete,
+    field_kinds,
+    read_settings,
+    vary,
+)
 
 
 def test_vary_changes_one_setting_and_keeps_the_rest():

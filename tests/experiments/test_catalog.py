@@ -20,7 +20,7 @@ from labkit.parts.storage import STORAGES, distance, slow_disk
 from labkit.resolve import resolve
 from labkit.runs import runner
 from labkit.runs.experiment import Experiment
-from labkit.settings import AS_PUBLISHED, Settings, complete
+from labkit.settings import AS_PUBLISHED, SLEEPING, Settings, complete
 
 ALL = {name: build(Settings()) for name, build in CATALOG.items()}
 PUBLISHED_TOO = [name for name, chosen in ALL.items() if chosen.as_published]
