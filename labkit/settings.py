@@ -41,7 +41,15 @@ INPUT_PX, BATCH_SIZE = 256, 8
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """One variant's settings; every field is set by the user or left unset."""
+    """One variant's settings; every field is set by the user or left unset.
+
+    Examples:
+        >>> Settings(num_workers=4).num_workers
+        4
+        >>> Settings(batch_size=0)
+        Traceback (most recent call last):
+        ValueError: batch_size must be at least 1, got 0
+    """
 
     data: str = "data/photos"
     """Images: a folder (COCO layout, or any tree of .jpg/.jpeg files), or a URL."""
@@ -238,6 +246,10 @@ def vary(base: Settings, **choices: Iterable[object]) -> dict[str, Settings]:
 
     Raises:
         ValueError: not exactly one setting, an unknown one, or a value given twice.
+
+    Examples:
+        >>> list(vary(Settings(), num_workers=[0, 2, 4]))
+        ['0', '2', '4']
     """
     if len(choices) != 1:
         raise ValueError(
@@ -264,6 +276,12 @@ def change_all(
 
     Raises:
         ValueError: as `with_settings`.
+
+    Examples:
+        >>> variants = vary(Settings(), decoder=["opencv", "pillow"])
+        >>> warm = change_all(variants, "{}, warm", cache="warm")
+        >>> {label: settings.cache for label, settings in warm.items()}
+        {'opencv, warm': 'warm', 'pillow, warm': 'warm'}
     """
     return {label.format(old): with_settings(each, changes) for old, each in variants.items()}
 

@@ -99,6 +99,11 @@ def example_loop(data: str = "data/photos", *, images: int = IMAGES, **knobs: An
 
     Raises:
         ValueError: the folder has no .jpg files.
+
+    Examples:
+        >>> loop = lab.example_loop(images=8)
+        >>> len(loop.loader.dataset)
+        8
     """
     from torch.utils.data import DataLoader
 

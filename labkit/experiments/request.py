@@ -193,6 +193,11 @@ def experiment(name: str, *, protocol: str = CORRECTED, **settings: object) -> E
 
     Raises:
         ValueError: unknown name, protocol or setting; the choices are listed.
+
+    Examples:
+        >>> workers = lab.experiment("workers", input_px=128)
+        >>> list(workers.variants)[:2]
+        ['as many as cores', 'no workers']
     """
     return Request(experiment=name, protocol=protocol, settings=settings).build()
 
@@ -212,6 +217,12 @@ def choose(
 
     Raises:
         ValueError: an unknown label, or a baseline that is left out.
+
+    Examples:
+        >>> whole = lab.experiment("preprocessing")
+        >>> two = lab.choose(whole, ["original", "vectorized"], baseline="vectorized")
+        >>> list(two.variants), two.baseline
+        (['original', 'vectorized'], 'vectorized')
     """
     asked = Request.of(experiment)
     chosen: dict[str, Any] = {

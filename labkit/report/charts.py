@@ -271,6 +271,9 @@ def compare(runs: Sequence[StoredRun]) -> Figure:
     Raises:
         ValueError: there are none, they belong to several experiments, or their variants are in
             groups.
+
+    Examples:
+        >>> lab.compare([run, run]).savefig("compare.png")
     """
     names = list(dict.fromkeys(run.info.experiment for run in runs))
     if len(names) != 1 or any(run.info.groups for run in runs):

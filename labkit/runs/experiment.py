@@ -37,7 +37,18 @@ class Variant:
 
 @dataclass(frozen=True)
 class Experiment:
-    """A question, the variants that answer it, and what the documents reported."""
+    """A question, the variants that answer it, and what the documents reported.
+
+    Examples:
+        >>> warm = Settings(cache="warm")
+        >>> decoders = Experiment(
+        ...     "decoders",
+        ...     question="Which decoder is fastest?",
+        ...     variants={"opencv": warm, "pillow": replace(warm, decoder="pillow")},
+        ... )
+        >>> decoders.baseline
+        'opencv'
+    """
 
     name: str
     _: KW_ONLY
@@ -155,13 +166,16 @@ def as_experiment(
 ) -> Callable[[Callable[[Settings], Variants]], Callable[[Settings], Experiment]]:
     """Turn a function that makes variants into one that makes an experiment of the same name.
 
-        @as_experiment("How many workers does the loader need?", source="[002] 3.3")
-        def workers(base):
-            return vary(base, num_workers=[2, 0, 4]) | full_only(vary(base, num_workers=[1, 3]))
-
     Args:
         question: the experiment's.
         **fields: other fields of `Experiment`.
+
+    Examples:
+        >>> @as_experiment("How many workers does the loader need?", source="[002] 3.3")
+        ... def workers(base):
+        ...     return {f"{n} workers": replace(base, num_workers=n) for n in (2, 0, 4)}
+        >>> workers(Settings()).name, list(workers(Settings()).variants)
+        ('workers', ['2 workers', '0 workers', '4 workers'])
     """
 
     def decorate(make: Callable[[Settings], Variants]) -> Callable[[Settings], Experiment]:
@@ -182,7 +196,12 @@ def _wrapped(variants: Mapping[str, Any]) -> dict[str, Variant]:
 
 
 def full_only(variants: Mapping[str, Any]) -> dict[str, Variant]:
-    """Return the variants, or settings, as variants that only full mode measures."""
+    """Return the variants, or settings, as variants that only full mode measures.
+
+    Examples:
+        >>> full_only({"all": Settings()})["all"].full_only
+        True
+    """
     return {label: replace(each, full_only=True) for label, each in _wrapped(variants).items()}
 
 
@@ -192,6 +211,10 @@ def published_by(figures: Mapping[str, float], variants: Mapping[str, Any]) -> d
     Args:
         figures: label -> normalized time, of some of them.
         variants: label -> variant or settings.
+
+    Examples:
+        >>> published_by({"both": 0.897}, {"both": Settings(prefetcher="both")})["both"].published
+        0.897
     """
     wrapped = _wrapped(variants)
     for label in figures:

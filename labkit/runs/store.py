@@ -479,6 +479,10 @@ def list_runs(results: Path | str, experiment: str = "*") -> list[Path]:
     Args:
         results: folder that holds all results; runs that colleagues shared lie in its `shared`.
         experiment: one experiment's name, or all.
+
+    Examples:
+        >>> [folder.parent.name for folder in lab.list_runs("results")]
+        ['preprocessing']
     """
     found = Path(results).glob(f"{experiment}/*/{RUN_FILE}")
     return sorted((path.parent for path in found), key=lambda folder: folder.name)
