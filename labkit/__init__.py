@@ -43,7 +43,7 @@ if TYPE_CHECKING or not (_why_no_lab := why_no_lab()):
     )
     from labkit.runs.calibration import calibrate
     from labkit.runs.experiment import Experiment, Variant
-    from labkit.runs.runner import forecast
+    from labkit.runs.forecasts import forecast
     from labkit.runs.store import list_runs
     from labkit.settings import Settings, vary
 

@@ -2,7 +2,6 @@
 
     the baseline's rate, with the step ─▶ how many images an epoch has, the same for all variants
     its loading rate alone             ─▶ the devices that are told as multiples of that
-    a free loader                      ─▶ how busy the emulated device can be at most
     reference pipeline, loading alone  ─▶ calibration.json: the device of every run here
 
 A rate is taken over whole rounds of workers, from the last batch of the first round on; epochs with
@@ -31,18 +30,19 @@ from labkit import units
 from labkit.analysis.statistics import paired_interval
 from labkit.contracts import Skip
 from labkit.files import bar, write_whole
-from labkit.machine import hardware
+from labkit.machine import gpu, hardware
 from labkit.machine.clock import Clock, SystemClock, utc_now
 from labkit.parts.devices import DevicePart
-from labkit.parts.training import VECTORIZED
+from labkit.parts.preprocessing import Preprocessor
 from labkit.pipeline import Pipeline, build
-from labkit.records import Calibration, Epoch
+from labkit.records import ROOFLINE, Calibration
 from labkit.resolve import complete_here, find_part, find_profile, open_data, original
 from labkit.runs.active import ActiveRun, single_run_lock
-from labkit.runs.checks import check_emulator, check_images
+from labkit.runs.check_images import check_images
+from labkit.runs.check_simulated import check_simulated_gpu
 from labkit.runs.process import Launcher, TrialFailed
 from labkit.runs.store import explain_unwritable, fits
-from labkit.runs.timing import open_trial, time_epoch, warm_up
+from labkit.runs.timing import open_trial, warm_up
 from labkit.settings import INPUT_PX, Mode, Settings
 from labkit.steady_rate import SteadyRate, fewest_batches, steady_rate
 
@@ -50,7 +50,6 @@ CALIBRATION_S = 1.2  # long enough to choose how many images an epoch has
 LOADING_S = 2.4  # the speeds of a roofline are multiples of this rate
 # Very short epochs leave many steps out, and each starts its workers anew: then it ends sooner.
 LONGEST = 2  # times as long, in all
-FREE_LOADER_S = 0.3
 GPU_RATE_S = 1.0
 STEPS_QUEUED = 8  # between two waits of the host for the device
 # Times the mode's length that an epoch may have, so that variants with many workers have a steady
@@ -114,7 +113,7 @@ def calibrate_run(run: ActiveRun, epoch_share: float) -> None:
                 raise Skip(why_unknown)  # the devices' speeds are multiples of it
             calibration = replace(calibration, load_images_per_s=loaded_per_s)
         if facts.is_simulated and not facts.trains_nothing:
-            calibration = replace(calibration, **check_emulator(run, tried))
+            calibration = replace(calibration, **check_simulated_gpu(run, tried))
     except (TrialFailed, Skip) as reason:
         raise run.no_baseline(reason) from reason
     rate = _of_all_ranks(trained_per_s, calibration.load_images_per_s, baseline.ranks)
@@ -206,6 +205,38 @@ def _note_short_epochs(run: ActiveRun, mode: Mode) -> None:
     run.progress.say(f"{images} images per epoch{about}")
 
 
+def measure_gpu(run: ActiveRun) -> None:
+    """Save how fast the run's device trains with the model alone, or one beside a simulated GPU.
+
+    Raises:
+        RuntimeError: it could not be measured, and the speeds of a roofline depend on it.
+    """
+    facts, calibration = run.baseline_facts, run.info.calibration
+    depends = run.info.kind == ROOFLINE and not facts.is_simulated
+    is_on_cuda = find_part(DevicePart, run.baseline.device).is_cuda
+    own = depends or (is_on_cuda and not facts.trains_nothing)
+    name = "device_images_per_s" if own else "gpu_images_per_s"
+    beside = calibration.load_images_per_s is not None and gpu.cuda().works
+    if not (own or beside) or getattr(calibration, name) is not None:
+        return
+    run.progress.say("measuring this machine's GPU with the model alone")
+    alone: dict[str, Any] = {"step_repeats": 1, "ranks": 1, "exchange": Settings.exchange}
+    settings = replace(run.baseline, images=calibration.images, **alone)
+    if not own:
+        step = find_part(Preprocessor, settings.preprocessor).batch
+        profile = Settings.profile
+        settings = replace(settings, device="cuda", device_speed=None, profile=profile, step=step)
+    try:
+        rate = run.ask("gpu_rate", settings=settings)
+    except (TrialFailed, Skip) as reason:
+        if depends:
+            raise run.no_baseline(reason) from reason
+        run.note("the speed of this machine's GPU was not measured")
+        run.progress.say(str(reason))  # it may name a file, and notes are shared
+        return
+    run.save(calibration=replace(calibration, **{name: rate}))
+
+
 def measure_rate(
     settings: Settings, *, seconds: float, excluded: frozenset[int] = frozenset()
 ) -> SteadyRate:
@@ -254,27 +285,6 @@ def time_arrivals(pipeline: Pipeline, clock: Clock, seconds: float) -> SteadyRat
     return steady_rate(epochs, settings.num_workers)
 
 
-def free_loader_utilization(settings: Settings) -> float:
-    """Measure the emulated device with a loader that costs nothing (EVIDENCE 2, Accelerator).
-
-    Returns:
-        Accelerator utilization, compute time over running time; what is missing from 1 is the
-        emulation's own.
-    """
-    import torch
-
-    clock = SystemClock()
-    # Without what the emulated training loop costs on purpose: a loss in a Python loop, a host
-    # that waits for the device before it launches the next step, or for a copy.
-    settings = replace(settings, loss=VECTORIZED, sync_every=0, pin_memory=True, ranks=1)
-    pipeline = build(settings, clock)
-    step_s = pipeline.parts.profile.compute_s_per_image * settings.batch_size
-    steps = max(5, round(FREE_LOADER_S / step_s))
-    empty = {"sample_id": torch.zeros(settings.batch_size, dtype=torch.int64)}
-    epoch = _free_epoch(pipeline, clock, [empty] * steps)
-    return epoch.compute_s / epoch.epoch_s
-
-
 def gpu_rate(settings: Settings) -> float:
     """Measure how many images per second a real device trains with the model alone.
 
@@ -302,16 +312,6 @@ def gpu_rate(settings: Settings) -> float:
         device.synchronize()
         steps += STEPS_QUEUED
     return steps * settings.batch_size / elapsed_s
-
-
-def _free_epoch(pipeline: Pipeline, clock: Clock, batches: list) -> Epoch:
-    """Time an epoch of batches that cost nothing."""
-    time_epoch(replace(pipeline, loader=batches[:1]), clock)  # imports, once in a process
-    gc.collect()
-    gc.disable()  # as in trials
-    epoch, *_ = time_epoch(replace(pipeline, loader=batches), clock)
-    gc.enable()
-    return epoch
 
 
 # --- the calibrated device ----------------------------------------------------------------------
