@@ -45,7 +45,7 @@ from labkit.parts.packing.boxes import synthesize_boxes
 from labkit.parts.packing.folder import open_folder, write_folder
 from labkit.parts.storage.folder import copy_in
 from labkit.records import SCHEMA
-from labkit.runs import calibration
+from labkit.runs import calibrated_device
 from labkit.runs.store import hold, list_runs, load_run, split_local, to_json
 from labkit.settings import AS_PUBLISHED
 from tests.processes import PATIENCE_S, until
@@ -400,7 +400,7 @@ def held(place):
 
 
 def calibrating(place):
-    place.stack.enter_context(FileLock(place.results / f"{calibration.FILE}.lock"))
+    place.stack.enter_context(FileLock(place.results / f"{calibrated_device.FILE}.lock"))
 
 
 def wrapped(*before):

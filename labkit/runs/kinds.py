@@ -1,6 +1,6 @@
 """Kinds of experiments: what comes before their first trial, and what a trial measures.
 
-epochs:     stage ─ images ─ stand-ins ─ equal work ─ calibration ─▶ trials time epochs
+epochs:     stage ─ images ─ simulated hardware ─ equal work ─ calibration ─▶ trials time epochs
 roofline:   the same ─ the device's speeds ─▶ trials time an epoch at a speed of the device
 operation:  equal work ─▶ trials time one operation
 """

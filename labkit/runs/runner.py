@@ -44,7 +44,7 @@ from labkit.resolve import (
     resolve,
 )
 from labkit.runs.active import NO_BASELINE, ActiveRun, Progress, single_run_lock
-from labkit.runs.calibration import is_calibrated, read_devices
+from labkit.runs.calibrated_device import is_calibrated, read_devices
 from labkit.runs.experiment import Experiment
 from labkit.runs.forecasts import say_forecast
 from labkit.runs.kinds import KINDS, Kind

@@ -12,7 +12,7 @@ from dataclasses import replace
 from labkit.contracts import Skip
 from labkit.parts.devices import PROFILES
 from labkit.runs.active import ActiveRun
-from labkit.runs.calibration import with_device
+from labkit.runs.calibrated_device import with_device
 from labkit.runs.check_simulated import check_simulated_gpu
 from labkit.settings import Settings
 

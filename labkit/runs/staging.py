@@ -3,9 +3,9 @@
     data ──copy, file by file──▶ medium ──describe, probe, measure──▶ label and facts of every row
 
 labkit.toml can call any folder a hard disk: one that is called so must claim to be a hard disk, and
-read like one; a stand-in must deliver the rates that its label names. A killed process cannot clean
-up: so a file has its name only once it is whole, and a run holds a lock on its temporary copy; a
-temporary copy whose lock is free was left by a killed run, and is removed.
+read like one. A killed process cannot clean up: so a file has its name only once it is whole, and a
+run holds a lock on its temporary copy; a temporary copy whose lock is free was left by a killed
+run, and is removed.
 """
 
 from __future__ import annotations

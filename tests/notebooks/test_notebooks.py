@@ -12,7 +12,7 @@ from nbclient.util import run_sync
 
 import labkit as lab
 from benchmarks.lab_page import why_no_browser
-from labkit.runs.calibration import FILE
+from labkit.runs.calibrated_device import FILE
 from tests.processes import PATIENCE_S
 
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
