@@ -236,7 +236,7 @@ def emulate(site: Site) -> Iterator[Row]:
         DEVICES, {"emulated": DevicePart(partial(with_copies, speeds), is_simulated=True)}
     ):
         for times in repeated:
-            its = {"device": site.device, "step_repeats": times}
+            its = {"device": site.device, "gpu_slowdown": times}
             step = f"trained {units.count(times, 'time')}"
             rate = gpu_rate(complete_here(replace(known["original"], **its, **size)))
             yield f"{step}: this device with the model alone", units.rate(rate), ""

@@ -41,7 +41,7 @@ class ModelledPhotos(Photos):
         reader = open_folder(data)
         super().__init__([reader.paths[i % len(reader)] for i in range(count)])
         self.reader = ModelledReader(
-            reader, HARD_DISK, clock=SystemClock(), start_method="fork", caches=False
+            reader, HARD_DISK, clock=SystemClock(), multiprocessing_context="fork", caches=False
         )
 
     def read(self, i: int) -> bytes:

@@ -1,8 +1,8 @@
 """Pack a dataset: many images in a few files, scaled or preprocessed ahead of training.
 
     python data_scripts/pack_dataset.py data/photos --to lmdb
-    python data_scripts/pack_dataset.py data/photos --to raw --stored pixels --px 256 --jobs 4
-    python data_scripts/pack_dataset.py data/photos --to hdf5 --stored sample --engine spark
+    python data_scripts/pack_dataset.py data/photos --to raw --storage-format pixels --px 256
+    python data_scripts/pack_dataset.py data/photos --to hdf5 --storage-format sample --engine spark
     python data_scripts/pack_dataset.py data/photos --to lmdb --verify
 
 A pack gets its name when it is complete. Scaled or preprocessed images differ from the originals,
@@ -43,12 +43,14 @@ def main(arguments: list[str] | None = None) -> int:
     """
     parser = _parser()
     given = parser.parse_args(arguments)
-    if given.stored not in PACKINGS[given.to].stores:
-        parser.error(f"stored must be one of {', '.join(PACKINGS[given.to].stores)} for {given.to}")
+    if given.storage_format not in PACKINGS[given.to].stores:
+        parser.error(
+            f"storage_format must be one of {', '.join(PACKINGS[given.to].stores)} for {given.to}"
+        )
     if given.jobs is not None and given.jobs < 1:
         parser.error(f"jobs must be at least 1, got {given.jobs}")
     settings = Settings(
-        data=given.data, packing=given.to, stored=given.stored, input_px=given.px,
+        data=given.data, packing=given.to, storage_format=given.storage_format, input_px=given.px,
         decoder=given.decoder, preprocessor=given.preprocessor, seed=given.seed,
     )  # fmt: skip
     if threading.current_thread() is threading.main_thread():
@@ -89,8 +91,10 @@ def pack(settings: Settings, out: Path | None, given: argparse.Namespace) -> int
             f"{units.count(cost['jobs'], 'job')}: "
             f"{units.rate(cost['images'] / cost['pack_s'])}"
         )
-    names = ["packing", "stored"] + (["input_px"] if settings.stored != JPEG else [])
-    names += ["preprocessor", "seed"] if settings.stored == SAMPLE else []
+    names = ["packing", "storage_format"] + (
+        ["input_px"] if settings.storage_format != JPEG else []
+    )
+    names += ["preprocessor", "seed"] if settings.storage_format == SAMPLE else []
     settings = replace(settings, data=cost["folder"] if out else str(Path(given.data).absolute()))
     words = ", ".join(f"{name}={getattr(settings, name)!r}" for name in ["data", *names])
     print(f"a notebook reads it with: Settings({words})")
@@ -131,7 +135,7 @@ def _parser() -> argparse.ArgumentParser:
     add("data", help="folder with the images, or its URL")
     add("--to", choices=PACKINGS, required=True, help="how the images are to be stored")
     add(
-        "--stored", choices=field_kinds()["stored"][1], default=JPEG,
+        "--storage-format", choices=field_kinds()["storage_format"][1], default=JPEG,
         help="what of an image: its JPEG, that scaled down, its pixels, or a finished sample",
     )  # fmt: skip
     add("--px", type=int, default=DEFAULT_PX, help="side in pixels; of no effect on jpeg")

@@ -277,15 +277,16 @@ def open_loader(
     order = Order(
         choose_images(settings, len(reader), excluded),
         settings.seed,
-        sequential=settings.order == "sequential",
+        sequential=not settings.shuffle,
         rank=rank,
         ranks=settings.ranks,
     )
-    if reader.stored != settings.stored:
+    if reader.stored != settings.storage_format:
         raise ValueError(
-            f"stored must be {reader.stored!r} for {settings.data}, got {settings.stored!r}"
+            f"storage_format must be {reader.stored!r} for {settings.data}, got "
+            f"{settings.storage_format!r}"
         )
-    reader = parts.storage.open(reader, settings.start_method)
+    reader = parts.storage.open(reader, settings.multiprocessing_context)
     source = Source(reader=reader, parts=parts, order=order)
     workers = settings.num_workers // settings.ranks
     return source, parts.loader(source, replace(settings, num_workers=workers))
@@ -311,7 +312,7 @@ def first_batch(
     """
     settings = parts.settings
     images = images or settings.batch_size
-    one_batch: dict[str, Any] = {"images": images, "order": "shuffled", "ranks": 1}
+    one_batch: dict[str, Any] = {"images": images, "shuffle": True, "ranks": 1}
     # What threads do to each other shows only with threads; processes would only take time.
     workers = settings.num_workers if parts.loader.workers == "threads" else 0
     alone = replace(settings, device="cpu", num_workers=workers, **one_batch)
@@ -418,6 +419,6 @@ def build(
         source=source,
         loader=loader,
         device=device,
-        step=repeated(parts.step(settings, device), settings.step_repeats),
+        step=repeated(parts.step(settings, device), settings.gpu_slowdown),
         device_bytes=device_bytes(*charged) if parts.charges_device else 0,
     )

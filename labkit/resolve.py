@@ -34,7 +34,7 @@ from labkit.parts.preprocessing import PREPROCESSORS, Preprocessor
 from labkit.parts.storage import STORAGES, Storage, StoragePart, locate
 from labkit.parts.training import LOSSES, STEPS, Loss, StepPart, exchange
 from labkit.parts.training.callbacks import METRICS, Metrics
-from labkit.parts.training.checkpoint import SAVERS, check_folder_name
+from labkit.parts.training.checkpoint import CHECKPOINT_WRITERS, check_folder_name
 from labkit.parts.training.reporting import PROGRESS, check_sink
 from labkit.records import Facts
 from labkit.settings import Settings, complete, pick
@@ -51,7 +51,7 @@ TABLES: dict[str, dict] = {
     "gpu_images_per_s": GPUS,
     "step": STEPS,
     "loss": LOSSES,
-    "saver": SAVERS,
+    "checkpoint_writer": CHECKPOINT_WRITERS,
     "metrics": METRICS,
     "progress_bar": PROGRESS,
 }
@@ -271,7 +271,8 @@ def label_samples(settings: Settings) -> dict[str, str]:
         PIXELS: f"pixels scaled to {px} px beforehand, so others",
         SAMPLE: "samples finished beforehand, random draws and all",
     }
-    labels = {"images": images[settings.stored]} if settings.stored in images else {}
+    stored = settings.storage_format
+    labels = {"images": images[stored]} if stored in images else {}
     if find_part(Decoder, settings.decoder).scaled:
         labels["images"] = f"decoded to half a side or less where {px} px remain, so other pixels"
     if settings.jitter_ms:
@@ -332,13 +333,13 @@ def stored_folder(settings: Settings) -> Path:
     It is the data itself, or a pack beside it: `data/photos.packs/lmdb-pixels-256`.
     """
     data = place(settings.data)
-    as_it_is = settings.packing == "folder" and settings.stored == JPEG
+    as_it_is = settings.packing == "folder" and settings.storage_format == JPEG
     if as_it_is or pack_format(data) is not None:
         return data
     words = [settings.packing]
-    if settings.stored != JPEG:
-        words += [settings.stored, str(settings.input_px)]
-    if settings.stored == SAMPLE:
+    if settings.storage_format != JPEG:
+        words += [settings.storage_format, str(settings.input_px)]
+    if settings.storage_format == SAMPLE:
         words += [settings.preprocessor, str(settings.seed)]
     return data.with_name(f"{data.name}.packs") / "-".join(words)
 
@@ -347,7 +348,7 @@ def original(settings: Settings) -> Settings:
     """Return the settings that read the data where it lies and as it is."""
     if stored_folder(settings) == place(settings.data):
         return replace(settings, storage="here")
-    return replace(settings, storage="here", packing="folder", stored="jpeg")
+    return replace(settings, storage="here", packing="folder", storage_format="jpeg")
 
 
 @functools.lru_cache(maxsize=8)

@@ -26,11 +26,20 @@ LEAST = {
     "images": 1, "num_workers": 0, "prefetch_factor": 1, "batch_size": 1,
     "sync_every": 0, "epochs": 1, "cv2_threads": 0, "torch_threads": 1, "seed": 0,
     "cached": 0, "jitter_ms": 0, "checkpoint_every": 0, "report_every": 0, "metrics_every": 1,
-    "ranks": 1, "step_repeats": 1,
+    "ranks": 1, "gpu_slowdown": 1,
 }  # fmt: skip
-# Settings of earlier versions, which `with_new_names` translates or leaves out.
-REMOVED = ("if_not_written", "profile", "device_speed")
+# Settings of earlier versions, which `with_new_names` translates or leaves out: old -> new name.
+RENAMED = {
+    "start_method": "multiprocessing_context",
+    "step_repeats": "gpu_slowdown",
+    "stored": "storage_format",
+    "saver": "checkpoint_writer",
+}
+REMOVED = (
+    "if_not_written", "profile", "device_speed", "order", "progress_loss", "report_in_background",
+)  # fmt: skip
 CALIBRATED = ("calibrated", "calibrated_sleeping", "calibrated_spinning", "matched")  # profiles
+IN_THREAD = "_thread"  # ends the name of a sink whose reports a thread writes
 SLEEPING = "emulated_sleeping"  # a simulated GPU that the host waits for without using a core
 SIMULATED_GPUS = ("emulated", SLEEPING)
 INPUT_PX_STEP = 32  # ResNet-18 halves the image five times
@@ -63,10 +72,10 @@ class Settings:
     """Percent of the data in memory before every epoch, drawn at random; unset: as cache says."""
     packing: str = "folder"
     """How the images are stored: one file each, or packed together."""
-    stored: Literal["jpeg", "resized", "pixels", "sample"] = "jpeg"
+    storage_format: Literal["jpeg", "resized", "pixels", "sample"] = "jpeg"
     """What is stored: JPEGs, JPEGs scaled to input_px, their pixels, or finished samples."""
-    order: Literal["shuffled", "sequential"] = "shuffled"
-    """Order of the images in an epoch: shuffled again each time, or as they are stored."""
+    shuffle: bool = True
+    """Draw a new order of the images for every epoch; no: the order in which they are stored."""
     subset: Literal["random", "first"] = "random"
     """Which images an epoch takes where not all: drawn at random, or the first ones."""
     decoder: str = "opencv"
@@ -76,7 +85,7 @@ class Settings:
     input_px: int | None = None
     """Side of the square model input in pixels, a multiple of 32; unset: the experiment's."""
     jitter_ms: int = 0
-    """Longest extra wait of a sample, drawn from seed, epoch and image; stands for uneven reads."""
+    """Maximum random delay per sample in milliseconds, to simulate uneven storage."""
     loader: str = "torch"
     """What assembles batches on the CPU."""
     num_workers: int | None = None
@@ -87,8 +96,8 @@ class Settings:
     """Copy batches to page-locked host memory, from which the device can copy on its own."""
     persistent_workers: bool = False
     """Keep the workers between epochs instead of starting new ones."""
-    start_method: Literal["fork", "spawn", "forkserver"] | None = None
-    """How worker processes start; unset: fork on Linux, else spawn."""
+    multiprocessing_context: Literal["fork", "spawn", "forkserver"] | None = None
+    """How worker processes start, as in DataLoader; unset: fork on Linux, else spawn."""
     batch_size: int | None = None
     """Images per step; unset: the experiment's."""
     ranks: int = 1
@@ -105,7 +114,7 @@ class Settings:
     size, or the name of a GPU; unset: as `labkit calibrate` measured."""
     step: str | None = None
     """What trains on a batch; unset: the preprocessor's model, or timed on a simulated GPU."""
-    step_repeats: int = 1
+    gpu_slowdown: int = 1
     """Times that each batch is trained on; 2 stands for a device of half the speed."""
     loss: str = "vectorized"
     """How the detector's loss is written: for the whole batch at once, or as loops over boxes."""
@@ -119,28 +128,25 @@ class Settings:
     """Steps between checkpoints of the model and its optimizer; 0: none."""
     checkpoint_to: str = "here"
     """Where checkpoints go: here (the working directory), ssd, tmpfs, … or a folder's path."""
-    saver: str = "sync"
+    checkpoint_writer: str = "sync"
     """What writes checkpoints: the training loop itself (sync), or a thread."""
     report_every: int = 0
     """Steps between reports (a log line, a metric sent to a server); 0: none."""
     report_to: str = "file"
-    """Where reports go: file, terminal, or a server that answers late, such as http_50ms."""
+    """Where reports go: file, terminal, or a server that answers late, such as http_50ms; a thread
+    writes them in the background with file_thread, http_50ms_thread, …"""
     report_loss: bool = True
     """Reports contain the loss: `.item()` makes the host wait for the device."""
-    report_in_background: bool = False
-    """A thread writes reports while training continues."""
     metrics: str = "none"
     """How accuracy and confusion matrix are kept: none, in Python loops, or vectorized."""
     metrics_every: int = 1
     """Steps between two batches on which metrics are computed."""
     progress_bar: str = "none"
-    """Progress bar of the training loop."""
-    progress_loss: bool = False
-    """Show the loss in the progress bar: `.item()` in every step."""
+    """Progress bar of the training loop; tqdm_loss also shows the loss: `.item()` in every step."""
     epochs: int = 2
     """Epochs per trial; the documents timed two."""
     cv2_threads: int = 0
-    """OpenCV's own threads in each process; 0: single-threaded."""
+    """Argument of cv2.setNumThreads in every process; 0: single-threaded."""
     torch_threads: int = 1
     """PyTorch's CPU threads in the training process; loader workers always use one."""
     on_bad_image: Literal["stop", "skip"] = "stop"
@@ -301,7 +307,13 @@ def with_settings(base: Settings, changes: dict[str, Any]) -> Settings:
 
 def with_new_names(stored: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings that earlier versions wrote as today's."""
-    kept = {name: value for name, value in stored.items() if name not in REMOVED}
+    kept = {RENAMED.get(name, name): x for name, x in stored.items() if name not in REMOVED}
+    if "order" in stored:
+        kept["shuffle"] = stored["order"] != "sequential"
+    if stored.get("progress_loss") and stored.get("progress_bar") == "tqdm":
+        kept["progress_bar"] = "tqdm_loss"
+    if stored.get("report_in_background"):
+        kept["report_to"] = f"{stored.get('report_to', 'file')}{IN_THREAD}"
     profile, speed = str(stored.get("profile", "calibrated")), stored.get("device_speed")
     if profile == "calibrated_sleeping":
         kept["device"] = SLEEPING
@@ -363,7 +375,7 @@ def complete(
         "step": "timed" if device in SIMULATED_GPUS else real_step,
         # The emulated device stands for a CUDA one, so its batches count as pinned too.
         "pin_memory": device != "cpu",
-        "start_method": "fork" if can_fork else "spawn",
+        "multiprocessing_context": "fork" if can_fork else "spawn",
     }
     unset: dict[str, Any] = {
         name: value for name, value in defaults.items() if getattr(settings, name) is None

@@ -855,8 +855,8 @@ ROWS: dict[Callable, dict[str, tuple[Callable, str]]] = {
             "variants must be at least two for a roofline, which compares pipelines, got started "),
         "the CPU, which loads the data": (given(settings={"device": "cpu"}),
             "device must be emulated or cuda for a roofline, got cpu; choose one of them"),
-        "each batch twice": (given(settings={"step_repeats": 2}),
-            "step_repeats must be 1 for a roofline, got 2; leave it out"),
+        "each batch twice": (given(settings={"gpu_slowdown": 2}),
+            "gpu_slowdown must be 1 for a roofline, got 2; leave it out"),
         "three epochs": (given(settings={"epochs": 3}),
             "epochs must be 1 for a roofline, got 3; leave it out"),
         "the document's mode": (given(mode="document"),
@@ -887,7 +887,7 @@ ROWS: dict[Callable, dict[str, tuple[Callable, str]]] = {
             link("nowhere"),
             "data must be images that can be read, got No such file or directory for"),
         "broken image to pack": (
-            every(put("odd.jpg", JPEG[:-1]), words("--to", "raw", "--stored", "pixels")),
+            every(put("odd.jpg", JPEG[:-1]), words("--to", "raw", "--storage-format", "pixels")),
             "<data>/odd.jpg: image must be a complete JPEG, got "),
         "named pipe to pack": (node(stat.S_IFIFO), NO_PIPES),
         "pack into a folder of the user's": (

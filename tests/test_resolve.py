@@ -151,7 +151,7 @@ def test_a_run_keeps_the_facts_that_are_not_the_default():
 
 
 def test_a_pack_lies_beside_the_data_and_the_data_is_found_in_spite_of_it(photos):
-    packed = completed(data=str(photos), packing="lmdb", stored="pixels", input_px=96)
+    packed = completed(data=str(photos), packing="lmdb", storage_format="pixels", input_px=96)
     assert stored_folder(packed) == photos.with_name(f"{photos.name}.packs") / "lmdb-pixels-96"
     assert stored_folder(completed(data=str(photos))) == place(str(photos)) == photos
     assert open_data(packed).root == photos

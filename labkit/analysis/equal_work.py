@@ -53,8 +53,8 @@ MAX_MEAN_DIFFERENCE_OTHER_PIXELS = RESIZED_TOLERANCE
 MAX_MEAN_DIFFERENCE_SCALED_DECODING = 0.04
 # Entries of a finished batch that come from the boxes alone.
 NOT_OF_PIXELS = ("heatmap", "size_wh", "offset_xy", "cell", "mask", "label")
-SAME_DATA = ("ranks", "images", "input_px", "epochs", "seed", "order")
-SAME_PIXELS = ("decoder", "preprocessor", "stored")
+SAME_DATA = ("ranks", "images", "input_px", "epochs", "seed", "shuffle")
+SAME_PIXELS = ("decoder", "preprocessor", "storage_format")
 # Loaders that preprocess by themselves round in ways of their own.
 SAME_PIXELS_OUTSIDE = (*SAME_PIXELS, "loader")
 SAME_ROUNDING = ("precision", "memory_format")
@@ -185,7 +185,7 @@ def _other_loss(trial: Trial, base: Trial, same_pixels: bool, *, on_cpu: bool) -
     """Compare the last losses of the same training."""
     if None in (trial.loss, base.loss) or not _are_same(trial, base, ("step", "exchange")):
         return ""
-    if not _are_same(trial, base, (*SAME_ROUNDING, "step_repeats")):
+    if not _are_same(trial, base, (*SAME_ROUNDING, "gpu_slowdown")):
         return _other_first_loss(trial, base, same_pixels)
     most, floor = MAX_LOSS_DIFFERENCE, LEARNT_LOSS
     if not same_pixels:

@@ -43,7 +43,7 @@ from labkit.steady_rate import SteadyRate, arrivals_of, steady_rate
 
 # Settings on which the rate of a real device with the model alone depends.
 STEP = (
-    "step", "step_repeats", "loss", "precision", "memory_format", "input_px", "batch_size",
+    "step", "gpu_slowdown", "loss", "precision", "memory_format", "input_px", "batch_size",
     "ranks", "exchange",
 )  # fmt: skip
 LISTED_IMAGES = 5  # unreadable ones that a note names
@@ -388,7 +388,7 @@ def _beside_the_device(info: RunInfo, rows: Sequence[Row]) -> list[Row]:
         base = bases[row.group]
         settings, own = info.variants[base.variant], _devices(base)
         its, x = info.variants[row.variant], info.x_of(row.variant)
-        facts, device = info.facts_of(row.variant), own_rate and own_rate / its.step_repeats
+        facts, device = info.facts_of(row.variant), own_rate and own_rate / its.gpu_slowdown
         if not is_trained:  # on no device
             row = replace(row, hardware=tuple(h for h in row.hardware if h.kind != "device"))
         elif x and facts.is_simulated:

@@ -77,7 +77,7 @@ def other_work(summary: Summary, row: Row) -> str:
         return "its loop does more than the baseline's, so its time is noise"
     if facts.steps_short:
         return "it leaves out a step of each epoch"
-    if (settings.order, settings.subset) != (baseline.order, baseline.subset):
+    if (settings.shuffle, settings.subset) != (baseline.shuffle, baseline.subset):
         return "it trains on other images or in another order"
     if settings.cached != baseline.cached:
         return "memory held another share of its data than of the baseline's"

@@ -125,7 +125,7 @@ def largest_batch(
     tried_on = replace(
         given,
         images=None, batch_size=MULTIPLE, storage="here", cache="as found", packing="folder",
-        stored="jpeg", loader="torch", prefetcher="none",
+        storage_format="jpeg", loader="torch", prefetcher="none",
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         with Launcher(Path(folder) / "worker.log", cancel) as launcher:

@@ -39,7 +39,7 @@ def packing(base: Settings) -> Variants:
     page_by_page = {"lmdb, no readahead": replace(base, packing="lmdb_no_readahead")}
     every = {**quick, **raw}
     files_and_lmdb = {"folder": base, "lmdb": quick["lmdb"]}
-    sequential = change_all(every, "{}, sequential", order="sequential")
+    sequential = change_all(every, "{}, sequential", shuffle=False)
     warm = change_all(every, "{}, warm", cache="warm")
     alone = change_all(files_and_lmdb | raw, "{}, no workers", num_workers=0)
     in_memory = change_all(files_and_lmdb, "{} on tmpfs", storage="tmpfs", cache="warm")
@@ -56,7 +56,8 @@ def small_files(base: Settings) -> Variants:
     Source: [000].
     """
     base = replace(base, preprocessor="classification", subset="first", step="nothing")
-    base = replace(base, packing="raw", stored="resized", input_px=base.input_px or THUMBNAIL_PX)
+    base = replace(base, packing="raw", storage_format="resized")
+    base = replace(base, input_px=base.input_px or THUMBNAIL_PX)
     variants = {"one packed file": base, "a file each": replace(base, packing="folder")}
     return variants | full_only(change_all(variants, "{}, warm", cache="warm"))
 
@@ -72,12 +73,12 @@ def offline(base: Settings) -> Variants:
     """
     input_px = base.input_px or OFFLINE_PX
     base = replace(base, preprocessor="classification", input_px=input_px, subset="first")
-    base = replace(base, packing="folder", stored="jpeg")
+    base = replace(base, packing="folder", storage_format="jpeg")
     variants = {
         "online": base,
-        "JPEGs resized": replace(base, stored="resized"),
-        "uint8 pixels": replace(base, packing="raw", stored="pixels"),
-        "float32 samples": replace(base, packing="raw", stored="sample"),
+        "JPEGs resized": replace(base, storage_format="resized"),
+        "uint8 pixels": replace(base, packing="raw", storage_format="pixels"),
+        "float32 samples": replace(base, packing="raw", storage_format="sample"),
     }
     return variants | full_only(change_all(variants, "{}, warm", cache="warm"))
 

@@ -55,7 +55,7 @@ def memory(base: Settings) -> Experiment:
     # Read at random, a pack takes an access for each image, as files do.
     arms = {
         HARD_DISK: replace(base, storage="hdd", packing="folder"),
-        PACKED: replace(base, storage="hdd", packing="raw", order="sequential"),
+        PACKED: replace(base, storage="hdd", packing="raw", shuffle=False),
         SSD: replace(base, storage="ssd", packing="folder"),
     }
     groups = {f"{n} % in memory": change_all(arms, cached=n) for n in IN_MEMORY}

@@ -12,7 +12,7 @@ from dataclasses import replace
 from labkit.machine import gpu
 from labkit.records import Dial
 from labkit.runs.experiment import Variants, as_experiment, full_only
-from labkit.settings import Settings, change_all
+from labkit.settings import IN_THREAD, Settings, change_all
 
 # A CPU trains so slowly that only a few small images make epochs of about a second.
 CPU_PX, CPU_BATCH_SIZE = 64, 4
@@ -98,7 +98,7 @@ def stalls(base: Settings) -> Variants:
         "metrics in loops": replace(base, metrics="loops"),
         "loss printed every step": replace(base, report_every=1, report_to="terminal"),
         "loss sent every step": replace(base, report_every=1, report_to=NEAR),
-        "progress bar": replace(base, progress_bar="tqdm", progress_loss=True),
+        "progress bar": replace(base, progress_bar="tqdm_loss"),
         **full_only(
             {
                 "waiting for every step": replace(base, sync_every=1),
@@ -123,8 +123,8 @@ def checkpoints(base: Settings) -> Variants:
     base = loop_alone(base)
     by = {"": "sync", ", in a thread": "thread"}
     every = {
-        f"every {_steps(n)}{how}": replace(base, checkpoint_every=n, saver=saver)
-        for how, saver in by.items()
+        f"every {_steps(n)}{how}": replace(base, checkpoint_every=n, checkpoint_writer=writer)
+        for how, writer in by.items()
         for n in EVERY
     }
     names = ("every 100 steps", "every 10 steps", "every 10 steps, in a thread")
@@ -172,7 +172,7 @@ def metric_reports(base: Settings) -> Variants:
     base = loop_alone(base)
     near = {f"every {_steps(n)}": replace(base, report_every=n, report_to=NEAR) for n in EVERY}
     others = change_all(near, "{}, without the loss", report_loss=False)
-    others |= change_all(near, "{}, in the background", report_in_background=True)
+    others |= change_all(near, "{}, in the background", report_to=f"{NEAR}{IN_THREAD}")
     others |= change_all(near, "{}, to a slower server", report_to=FAR)
     names = ("every step, in the background",)
     return {"never": base} | near | {name: others.pop(name) for name in names} | full_only(others)

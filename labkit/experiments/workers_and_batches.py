@@ -87,9 +87,9 @@ def persistent_workers(base: Settings) -> Variants:
     variants = {"started anew": replace(base, persistent_workers=False), "kept": kept}
     in_full = {}
     # Elsewhere all workers are spawned anyway.
-    if base.start_method is None and hardware.can_fork():
-        in_full = change_all(variants, "spawned, {}", start_method="spawn")
-        in_full |= change_all(variants, "fork server, {}", start_method="forkserver")
+    if base.multiprocessing_context is None and hardware.can_fork():
+        in_full = change_all(variants, "spawned, {}", multiprocessing_context="spawn")
+        in_full |= change_all(variants, "fork server, {}", multiprocessing_context="forkserver")
     return variants | full_only(in_full)
 
 
@@ -161,14 +161,14 @@ def sampling(base: Settings) -> Variants:
 
     Source: [001] 4.1.
     """
-    base = replace(base, order="shuffled", loader="torch")
+    base = replace(base, shuffle=True, loader="torch")
 
     def by(loader: str) -> Settings:
         return replace(base, loader=loader)
 
     return {
         "shuffled": base,
-        "in order": replace(base, order="sequential"),
+        "in order": replace(base, shuffle=False),
         "iterable data set": by("torch_iterable"),
         "joined in the loop": by("torch_joined_in_loop"),
         "joined without a copy, in threads": by("threads"),
@@ -268,7 +268,7 @@ def num_parallel_reads(base: Settings) -> Variants:
 
     Source: [001] 1.4.
     """
-    base = replace(_light(base), packing="tfrecord", order="sequential")
+    base = replace(_light(base), packing="tfrecord", shuffle=False)
     return {
         "one shard at a time": replace(base, loader="tf_data_tfrecord_one_by_one"),
         "in parallel": replace(base, loader="tf_data_tfrecord"),
@@ -278,7 +278,7 @@ def num_parallel_reads(base: Settings) -> Variants:
 
 def _light(base: Settings) -> Settings:
     """Return settings that every loader supports, with so little work that loading dominates."""
-    base = replace(base, packing="folder", stored="jpeg", preprocessor="classification")
+    base = replace(base, packing="folder", storage_format="jpeg", preprocessor="classification")
     # What lies in shards is read in order: no holes between an epoch's images.
     return replace(base, subset="first", num_workers=base.num_workers or max(2, hardware.cores()))
 

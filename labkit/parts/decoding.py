@@ -173,10 +173,10 @@ class Decoder(Part):
                 f"{settings.decoder}, whose images no longer fit their boxes, got "
                 f"{settings.preprocessor!r}"
             )
-        if settings.stored != "jpeg":
+        if settings.storage_format != "jpeg":
             raise ValueError(
-                f"stored must be 'jpeg' for the decoder {settings.decoder}, got "
-                f"{settings.stored!r}: that is already scaled"
+                f"storage_format must be 'jpeg' for the decoder {settings.decoder}, got "
+                f"{settings.storage_format!r}: that is already scaled"
             )
         if chosen.loader.is_outside:
             raise ValueError(

@@ -434,8 +434,8 @@ def find_series(summary: Summary) -> dict[str, Points]:
     """Group the measured variants that differ only in the number of steps between two events.
 
     Returns:
-        What else differs from the baseline, as "saver thread" -> points; nothing where the
-        experiment has no dial, or its baseline has a place on it.
+        What else differs from the baseline, as "checkpoint_writer thread" -> points; nothing
+        where the experiment has no dial, or its baseline has a place on it.
     """
     dial = summary.info.dial
     if not dial:

@@ -75,7 +75,8 @@ def doctor(data: Path | str | None = None, **folders: Path | str) -> Table:
         remark = "no posix_fadvise here: files cannot be evicted from memory"
         rows.append(("cache cold", "skipped", remark))
     if not hardware.can_fork():
-        rows.append(("start_method fork", "skipped", "this platform starts processes by spawn"))
+        why = "this platform starts processes by spawn"
+        rows.append(("multiprocessing_context fork", "skipped", why))
     rows.append(("hard disk", *hard_disk()))
     refused = decoding.why_not()
     found = ", ".join(name for name in decoding.DECODERS if name not in refused)

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 COMMENT_COLUMNS = 98
 PARTS = (
     *("packing", "decoder", "preprocessor", "loader", "prefetcher"),
-    *("saver", "metrics", "progress_bar"),
+    *("checkpoint_writer", "metrics", "progress_bar"),
 )
 # What a program imports where these names occur in it.
 IMPORTS = {
@@ -235,8 +235,8 @@ def _result(run: StoredRun, summary: Summary, row: Row, *, is_chosen: bool) -> I
         if row.published is not None:
             measured += f"; the document reported {published(summary, row)}"
         yield measured
-    if own.step_repeats > 1:
-        yield f"The run trained on each batch {own.step_repeats} times, this program does once."
+    if own.gpu_slowdown > 1:
+        yield f"The run trained on each batch {own.gpu_slowdown} times, this program does once."
     if summary.is_floor(row.variant):
         yield "It does only part of the baseline's work, so it is a limit and no remedy."
     yield f"Conditions: {' · '.join([*how_measured(summary), *plain_labels(summary)])}"

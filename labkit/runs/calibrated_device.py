@@ -217,7 +217,7 @@ def _reference_rates(
         REFERENCE,
         data=as_it_is.data,
         packing=as_it_is.packing,
-        stored=as_it_is.stored,
+        storage_format=as_it_is.storage_format,
         input_px=settings.input_px,
     )
     reference = complete_here(reference)

@@ -151,7 +151,7 @@ def _averages(preprocessor: Preprocessor) -> bool:
 
 def _scaled(settings: Settings) -> str:
     """Name how the stored pixels differ from the originals; a finished sample's do not."""
-    return settings.stored if settings.stored in (RESIZED, PIXELS) else ""
+    return settings.storage_format if settings.storage_format in (RESIZED, PIXELS) else ""
 
 
 def check_batch_fits(settings: Settings) -> None:

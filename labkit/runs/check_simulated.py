@@ -74,7 +74,7 @@ def _prove_disk(
         "hardware": str(facts.hardware),
         "data": run.info.data.manifest_hash,
         "readers": settings.num_workers,
-        "start_method": settings.start_method,
+        "multiprocessing_context": settings.multiprocessing_context,
         "machine_id": here.machine_id,
         "kernel": here.kernel,
         "python": here.python,
@@ -133,7 +133,7 @@ def check_rates(
     # The first ones: images that are not neighbours cannot be read in sequence.
     ids = [i for i in range(min(len(reader), RATE_IMAGES)) if i not in excluded]
     readers = max(1, settings.num_workers)
-    rates = parts.storage.measure(reader, ids, readers, settings.start_method, seconds)
+    rates = parts.storage.measure(reader, ids, readers, settings.multiprocessing_context, seconds)
     return [rate.facts() for rate in rates]
 
 

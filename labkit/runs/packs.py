@@ -94,10 +94,10 @@ class Converter:
             if settings.on_bad_image == "stop":
                 raise
             # The other images keep their numbers; each run finds this one, too, and leaves it out.
-            return reader.name(i), UNREADABLE.get(settings.stored, b""), NO_BOXES
-        if settings.stored == JPEG:
+            return reader.name(i), UNREADABLE.get(settings.storage_format, b""), NO_BOXES
+        if settings.storage_format == JPEG:
             return reader.name(i), content, annotation
-        if settings.stored == SAMPLE:
+        if settings.storage_format == SAMPLE:
             sample = Sample(
                 image_rgb=image_rgb,
                 annotation=annotation,
@@ -108,7 +108,7 @@ class Converter:
             arrays = PREPROCESSORS[settings.preprocessor](sample, settings.input_px)
             return reader.name(i), arrays, annotation
         smaller, annotation = scale(image_rgb, annotation, settings.input_px)
-        content = smaller if settings.stored == PIXELS else encode_jpeg(smaller)
+        content = smaller if settings.storage_format == PIXELS else encode_jpeg(smaller)
         return reader.name(i), content, annotation
 
     def _read(self, i: int) -> tuple[Content, Annotation, np.ndarray | None]:
@@ -121,7 +121,7 @@ class Converter:
                 f"data must be images that can be read, got {error.strerror or error} for "
                 f"{reader.where(i)}; make or download the data again"
             ) from error
-        if settings.stored == JPEG:
+        if settings.storage_format == JPEG:
             return content, annotation, None
         try:
             return content, annotation, DECODERS[settings.decoder](content)
@@ -160,13 +160,13 @@ def encode_jpeg(image_rgb: np.ndarray) -> bytes:
 def about(settings: Settings, reader: Reader) -> dict[str, Any]:
     """Return what a pack is made from and how; a pack is used if its manifest says the same."""
     facts: dict[str, Any] = {
-        "stored": settings.stored,
+        "stored": settings.storage_format,
         "source_hash": reader.data_hash,
         "boxes": reader.boxes,
     }
-    if settings.stored != JPEG:
+    if settings.storage_format != JPEG:
         facts |= {"px": settings.input_px, "decoder": settings.decoder}
-    if settings.stored == SAMPLE:
+    if settings.storage_format == SAMPLE:
         facts |= {"preprocessor": settings.preprocessor, "seed": settings.seed}
     return facts
 
@@ -291,7 +291,7 @@ def ensure_pack(
     reader, folder = converter.reader, to or stored_folder(settings)
     wanted = about(settings, reader)
     engine, _, master = engine.partition(":")
-    jobs = jobs or (1 if (engine, settings.stored) == ("local", JPEG) else hardware.cores())
+    jobs = jobs or (1 if (engine, settings.storage_format) == ("local", JPEG) else hardware.cores())
 
     def check() -> None:
         if cancel is not None and cancel.is_set():
@@ -402,7 +402,7 @@ def _is_there(
 def _image_bytes(converter: Converter) -> float:
     """Estimate the bytes of a stored image."""
     images = len(converter.reader)
-    if converter.settings.stored == JPEG:
+    if converter.settings.storage_format == JPEG:
         return float(converter.reader.image_bytes.mean())
     tried = np.linspace(0, images - 1, min(TRIED, images)).astype(int)
     return float(np.mean([len(encode(converter(int(i))[1])[0]) for i in tried]))

@@ -72,7 +72,7 @@ def _slow_down(run: ActiveRun, groups: Mapping[float, Sequence[str]]) -> None:
                 why = "no closer speed: each batch can only be trained on a whole number of times"
             run.skip(labels[::-1], why)  # the baseline last: without it the others have no reason
     slower = {
-        label: replace(run.variants[label], step_repeats=times)
+        label: replace(run.variants[label], gpu_slowdown=times)
         for x, times in chosen.items()
         for label in groups[x]
     }

@@ -101,10 +101,10 @@ def test_in_other_numbers_the_first_losses_are_compared(other):
 
 
 def test_where_batches_are_trained_on_several_times_the_first_losses_are_compared():
-    assert unequal_in_other_numbers(4.0, step_repeats=3) == {}
-    assert unequal_in_other_numbers(4.3, step_repeats=3, **PILLOW) == {}
+    assert unequal_in_other_numbers(4.0, gpu_slowdown=3) == {}
+    assert unequal_in_other_numbers(4.3, gpu_slowdown=3, **PILLOW) == {}
     message = "not the same work as base: the first loss must be within 2 % of 4, got 4.3"
-    assert unequal_in_other_numbers(4.3, step_repeats=3) == {"v": message}
+    assert unequal_in_other_numbers(4.3, gpu_slowdown=3) == {"v": message}
 
 
 def other_work(**what):

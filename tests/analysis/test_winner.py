@@ -26,7 +26,7 @@ def fake_run(times, *, mode="quick", blocks=3, **changes):
     ("less", "why"),
     [
         ({"cache": "warm"}, "it began with cache warm, the baseline with cold"),
-        ({"order": "sequential"}, "it trains on other images or in another order"),
+        ({"shuffle": False}, "it trains on other images or in another order"),
         ({"subset": "first"}, "it trains on other images or in another order"),
         ({"prefetcher": "both_as_published"}, "it leaves out a step of each epoch"),
         ({"report_every": 10}, "its loop does more than the baseline's, so its time is noise"),

@@ -214,7 +214,11 @@ def test_the_users_settings_count_for_all_variants(on):
         ("combined", {"preprocessor": "loops"}, "preprocessor must be left out for combined"),
         ("distance", {"num_workers": 3}, "num_workers must be left out for distance"),
         ("operations", {"num_workers": 3}, "num_workers must be left out for operations"),
-        ("offline", {"stored": "pixels"}, "stored must be left out for offline, which takes jpeg"),
+        (
+            "offline",
+            {"storage_format": "pixels"},
+            "storage_format must be left out for offline",
+        ),
         ("packing", {"protocol": AS_PUBLISHED}, "protocol must be 'corrected' for packing, got "),
     ],
 )

@@ -35,7 +35,7 @@ SEEDS = (0, 7)
 IMAGE_ORDERS = {
     "all": {},
     "12 images": {"images": 12},
-    "first 12, sequential": {"images": 12, "subset": "first", "order": "sequential"},
+    "first 12, sequential": {"images": 12, "subset": "first", "shuffle": False},
 }
 
 # --- what knows the layout of labkit --------------------------------------------------------
@@ -117,7 +117,7 @@ def list_parts():
             parts[f"decoder {name}"] |= {"preprocessor": "classification"}
     parts |= {f"packing {name}": {"packing": name} for name in lab.PACKINGS}
     parts |= {
-        f"stored {kind}": {"packing": "raw", "stored": kind}
+        f"stored {kind}": {"packing": "raw", "storage_format": kind}
         for kind in ("resized", "pixels", "sample")
     }
     for name in lab.LOADERS:

@@ -122,7 +122,7 @@ def var(tmp_path, monkeypatch):
 
 
 def settings_for(data, **changes):
-    own = {"data": str(data), **SMALL, "storage": FAR, "start_method": "fork", **changes}
+    own = {"data": str(data), **SMALL, "storage": FAR, "multiprocessing_context": "fork", **changes}
     return lab.Settings(**own)
 
 
@@ -141,7 +141,7 @@ def test_what_cannot_be_far_away_is_refused_with_the_next_step(photos, var):
             resolve(settings_for(photos, cache=cache))
         resolve(settings_for(photos, storage=f"{FAR}_staged", cache=cache))
     with pytest.raises(Skip, match="packing must be 'folder' for images that come over a network"):
-        resolve(settings_for(photos, packing="raw", stored="pixels"))
+        resolve(settings_for(photos, packing="raw", storage_format="pixels"))
     with pytest.raises(ValueError, match=r"storage must be one of .*far_<round trip>ms_<b"):
         resolve(settings_for(photos, storage="far_20ms"))
     with pytest.raises(Skip, match="is there for as long as a run takes"):

@@ -35,4 +35,7 @@ def test_the_doctor_says_what_a_platform_without_fadvise_and_fork_skips(tmp_path
     topics = told()
     assert topics["cache cold"][0] == "skipped"
     assert "no posix_fadvise" in topics["cache cold"][1]
-    assert topics["start_method fork"] == ("skipped", "this platform starts processes by spawn")
+    assert topics["multiprocessing_context fork"] == (
+        "skipped",
+        "this platform starts processes by spawn",
+    )

@@ -80,9 +80,9 @@ CASES = [
         for preprocessor in ("on_device", "classification_on_device")
     ),
     *({"packing": name} for name in TABLES["packing"] if name != "folder"),
-    *({"stored": name, "packing": "raw"} for name in ("resized", "pixels", "sample")),
-    {"stored": "resized"},
-    {"order": "sequential"},
+    *({"storage_format": name, "packing": "raw"} for name in ("resized", "pixels", "sample")),
+    {"storage_format": "resized"},
+    {"shuffle": False},
     {"subset": "first", "images": 15},
     {"seed": 7},
     {"preprocessor": "on_device", "prefetcher": "both", "loader": "threads", "num_workers": 2},
@@ -140,8 +140,10 @@ def pack(data, settings):
     """Pack as a recipe's comment says; return the pack's folder."""
     out = resolve.stored_folder(settings)
     if not out.exists():
-        how = ["--to", settings.packing, "--stored", settings.stored, "--px", "64"]
-        how += ["--preprocessor", settings.preprocessor] if settings.stored == "sample" else []
+        how = ["--to", settings.packing, "--storage-format", settings.storage_format, "--px", "64"]
+        how += (
+            ["--preprocessor", settings.preprocessor] if settings.storage_format == "sample" else []
+        )
         how += ["--jobs", "1"] if settings.packing == "raw" else []  # others take a second to start
         assert pack_dataset([str(data), *how]) == 0
     return out
@@ -211,22 +213,21 @@ def test_every_variant_of_the_catalog_has_a_short_recipe(name):
             lines = text.splitlines()
             assert len(lines) <= MAX_LINES and max(map(len, lines)) <= 100, label
             needs_labkit = PREPROCESSORS[settings.preprocessor].batch == "detector"
-            needs_labkit |= (settings.packing, settings.stored) != ("folder", "jpeg")
+            needs_labkit |= (settings.packing, settings.storage_format) != ("folder", "jpeg")
             needs_labkit |= settings.loader == "threads"
             assert ("from labkit" in text) == needs_labkit
 
 
 LOOPS = {
     "checkpoint": ({"checkpoint_every": 2}, ""),
-    "checkpoint in a thread": ({"checkpoint_every": 2, "saver": "thread"}, ""),
+    "checkpoint in a thread": ({"checkpoint_every": 2, "checkpoint_writer": "thread"}, ""),
     "report": ({"report_every": 2, "report_to": "terminal"}, "step 4 loss "),
     "report in the background": (
-        {"report_every": 2, "report_to": "terminal", "report_in_background": True}
-        | {"report_loss": False},
+        {"report_every": 2, "report_to": "terminal_thread"} | {"report_loss": False},
         "step 4\n",
     ),
     "metrics": ({"metrics": "vectorized"}, "top-1: "),
-    "bar": ({"progress_bar": "tqdm", "progress_loss": True}, "loss="),
+    "bar": ({"progress_bar": "tqdm_loss"}, "loss="),
     "precision": ({"precision": "amp", "memory_format": "channels_last"}, ""),
 }
 

@@ -74,7 +74,7 @@ def test_a_disk_that_delivers_its_rates_is_not_asked_again(tmp_path):
     "changes",
     [
         {"num_workers": 4},
-        {"start_method": "spawn"},
+        {"multiprocessing_context": "spawn"},
         {"provenance": {"kernel": "6.2"}},
         {"provenance": {"machine_id": "another"}},
         {"provenance": {"python": "3.14"}},

@@ -29,7 +29,7 @@ def data(photos, tmp_path):
 
 def wanted(data, **more):
     return Settings(
-        **{"data": str(data), "packing": "raw", "stored": "pixels", "input_px": 64, **more}
+        **{"data": str(data), "packing": "raw", "storage_format": "pixels", "input_px": 64, **more}
     )
 
 
@@ -60,7 +60,7 @@ def test_a_pack_is_made_once(data):
 
 @pytest.mark.parametrize("packing", ["folder", "tfrecord"])
 def test_a_cancelled_pack_is_none_and_the_next_call_makes_it(packing, data, tmp_path):
-    settings = wanted(data, packing=packing, stored="resized")
+    settings = wanted(data, packing=packing, storage_format="resized")
     make(settings, to=tmp_path / "whole")
     with pytest.raises(Cancelled):
         make(settings, to=tmp_path / "pack", cancel=AfterLooks(17))
@@ -78,7 +78,7 @@ def start(action):
 
 @needs_fork
 def test_a_killed_packer_leaves_nothing_that_opens_and_the_next_call_makes_it(data, tmp_path):
-    settings = wanted(data, packing="tfrecord", stored="resized")  # in several files
+    settings = wanted(data, packing="tfrecord", storage_format="resized")  # in several files
     packer = start(lambda: make(settings, to=tmp_path / "pack", cancel=KilledAfter(12)))
     packer.join()
     assert packer.exitcode == -signal.SIGKILL
@@ -145,7 +145,7 @@ def test_every_engine_makes_the_pack_that_one_process_makes(engine, data, tmp_pa
     # One of the user's own, which other processes do not know.
     mine = Preprocessor(lambda sample, px: {"mine": sample.image_rgb[:px, :px] // 2})
     monkeypatch.setitem(lab.PREPROCESSORS, "mine", mine)
-    settings = wanted(data, stored="sample", preprocessor="mine")
+    settings = wanted(data, storage_format="sample", preprocessor="mine")
     make(settings, to=tmp_path / "one")
     make(settings, to=tmp_path / "two", engine=engine, jobs=2)
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
@@ -164,7 +164,7 @@ def test_without_pyspark_or_java_spark_says_what_to_install(data, monkeypatch, t
 
 # --- the script -----------------------------------------------------------------------------
 
-PIXELS = ["--to", "raw", "--stored", "pixels", "--px", "256", "--jobs", "1"]
+PIXELS = ["--to", "raw", "--storage-format", "pixels", "--px", "256", "--jobs", "1"]
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,18 @@ def test_the_script_packs_and_says_how_to_read_it(
     packing, stored, data, out, capsys, monkeypatch, tmp_path
 ):
     monkeypatch.chdir(tmp_path)
-    how = [str(data), "--to", packing, "--stored", stored, "--px", "256", "--jobs", "1", *out]
+    how = [
+        str(data),
+        "--to",
+        packing,
+        "--storage-format",
+        stored,
+        "--px",
+        "256",
+        "--jobs",
+        "1",
+        *out,
+    ]
     assert main(how) == 0
     shown = capsys.readouterr().out
     assert re.search(rf": 24 images, .*B as {packing}\nit took \S+ m?s with .* and 1 job: ", shown)

@@ -174,7 +174,7 @@ def test_a_failed_trial_is_one_line_and_its_traceback_is_in_the_log(launcher, ow
 
 
 def test_the_users_own_decoder_reaches_spawned_loader_workers(launcher, own, log, photos):
-    how = {"start_method": "spawn", "persistent_workers": True}
+    how = {"multiprocessing_context": "spawn", "persistent_workers": True}
     measured = measure(launcher, photos, decoder="leaves_a_trace", **how)
     assert measured["epochs"][0]["images"] == 24
     assert log.with_name("used").exists()

@@ -238,7 +238,7 @@ def test_ranks_have_equally_many_workers(photos, workers, instead):
     [
         ({"loader": "tf_data"}, "for the loader tf_data, which divides no epoch"),
         ({"storage": "modelled_hdd"}, "for the storage modelled_hdd, which one process models"),
-        ({"start_method": "spawn"}, "for processes started by spawn"),
+        ({"multiprocessing_context": "spawn"}, "for processes started by spawn"),
     ],
 )
 def test_what_one_process_does_for_all_has_one_rank(photos, changes, said):

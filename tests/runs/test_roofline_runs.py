@@ -114,7 +114,7 @@ def on_a_real_device(photos, tmp_path_factory):
         cut = lab.run(whole, blocks=1, **how)
         # As if it had ended while the device was measured: without a row, or a slower device.
         calibration = replace(cut.info.calibration, device_images_per_s=None)
-        variants = {x: replace(its, step_repeats=1) for x, its in cut.info.variants.items()}
+        variants = {x: replace(its, gpu_slowdown=1) for x, its in cut.info.variants.items()}
         write_info(cut.folder, replace(cut.info, calibration=calibration, variants=variants))
         (cut.folder / TRIALS_FILE).write_text("")
         yield lab.resume(cut.folder, progress=False)
@@ -124,7 +124,7 @@ def test_a_real_device_is_slowed_down_by_repeating_the_step(on_a_real_device):
     run = on_a_real_device
     calibration = run.info.calibration
     own, load = calibration.device_images_per_s, calibration.load_images_per_s
-    repeats = {name: its.step_repeats for name, its in run.info.variants.items()}
+    repeats = {name: its.gpu_slowdown for name, its in run.info.variants.items()}
     for row in run.summary.rows:
         times = repeats[row.variant]
         if row.group.startswith("x ≈"):
@@ -140,7 +140,7 @@ def test_a_real_device_is_slowed_down_by_repeating_the_step(on_a_real_device):
     done = [trial for trial in run.trials if trial.status == "ok"]
     assert {"this GPU", "x ≈ 0.5", "x ≈ 1", "loading alone"} <= {trial.group for trial in done}
     for trial in done:
-        assert trial.settings["step_repeats"] == repeats[trial.variant]
+        assert trial.settings["gpu_slowdown"] == repeats[trial.variant]
         if trial.group != "loading alone":
             assert trial.time_s >= trial.images * repeats[trial.variant] / 150
 
@@ -156,7 +156,7 @@ def test_the_chart_of_a_real_device_is_read_at_its_own_speed(on_a_real_device):
 
 def test_training_on_each_batch_several_times_is_the_same_work(photos, tmp_path):
     base = {"step": "classifier", "preprocessor": "classification"}
-    run = compare(photos, tmp_path, {"once": {}, "thrice": {"step_repeats": 3}}, base=base)
+    run = compare(photos, tmp_path, {"once": {}, "thrice": {"gpu_slowdown": 3}}, base=base)
     assert {row.status for row in run.summary.rows} == {"ok"}
     once, *_, thrice = sorted(run.trials, key=lambda trial: trial.variant)
     assert once.first_loss == thrice.first_loss

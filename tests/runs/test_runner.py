@@ -64,7 +64,7 @@ def test_a_platform_without_fork_and_fadvise_spawns_and_stays_warm(photos, monke
     chosen = lab.experiment("preprocessing", data=str(photos), device="emulated")
     info, _ = check(chosen, "quick", None)
     for settings in info.variants.values():
-        assert (settings.start_method, settings.cache) == ("spawn", "warm")
+        assert (settings.multiprocessing_context, settings.cache) == ("spawn", "warm")
 
 
 def test_a_skipped_variants_batch_size_does_not_limit_the_others(photos, tmp_path):
@@ -309,7 +309,10 @@ def test_an_unreadable_image_keeps_its_number_in_packs_and_is_left_out(photos, t
     ways = {"resized": "folder", "pixels": "raw", "sample": "raw", "jpeg": "pth"}
     variants = {
         "files": {},
-        **{stored: {"packing": packing, "stored": stored} for stored, packing in ways.items()},
+        **{
+            stored: {"packing": packing, "storage_format": stored}
+            for stored, packing in ways.items()
+        },
     }
     finished = compare(data, tmp_path / "results", variants, base=base)
     assert finished.info.excluded == (bad,)
@@ -321,7 +324,7 @@ def test_an_unreadable_image_keeps_its_number_in_packs_and_is_left_out(photos, t
     for stored in ("resized", "jpeg"):
         packing = ways[stored]
         pack = stored_folder(finished.info.variants[stored])
-        how = {"packing": packing, "stored": stored}
+        how = {"packing": packing, "storage_format": stored}
         again = compare(pack, tmp_path / stored, {"a": how}, base=base)
         assert again.info.excluded == (bad,)
 

@@ -114,7 +114,7 @@ class ReportsCollector:
 @needs_fork
 def test_loader_workers_collect_garbage_and_the_timed_loop_does_not(photos, monkeypatch):
     in_workers, in_loop = [], []
-    how = {"start_method": "fork", "persistent_workers": True}
+    how = {"multiprocessing_context": "fork", "persistent_workers": True}
     chosen = Settings(**settings(photos, images=8, cache="as found", **how))
 
     def load(source, settings):
@@ -159,7 +159,7 @@ def test_bytes_of_all_loader_workers_prove_the_cache_state(photos, launcher, cac
     """Workers of the first epoch have ended by the end, persistent ones are still alive."""
     if cache == "cold" and (reason := why_not_evicted(photos.parent)):
         pytest.skip(reason)
-    how = {"num_workers": 2, "persistent_workers": persistent, "start_method": "fork"}
+    how = {"num_workers": 2, "persistent_workers": persistent, "multiprocessing_context": "fork"}
     measure(launcher, photos, cache="warm", **how)  # from now on memory holds the libraries
     proof = measure(launcher, photos, cache=cache, **how)["cache_proof"]
     files_bytes = sum(path.stat().st_size for path in photos.rglob("*.jpg"))

@@ -63,10 +63,10 @@ class Loader(Part):
                 f"{who} preprocesses by itself, and can do {able}, not {settings.preprocessor}; "
                 f"choose preprocessor {able}"
             )
-        if settings.packing != self.reads or settings.stored not in ("jpeg", "resized"):
+        if settings.packing != self.reads or settings.storage_format not in ("jpeg", "resized"):
             return (
                 f"{who} reads JPEGs by itself from the packing {self.reads}, got "
-                f"{settings.packing} with {settings.stored}; choose packing {self.reads}"
+                f"{settings.packing} with {settings.storage_format}; choose packing {self.reads}"
             )
         if chosen.storage.needs_our_reader:
             return (

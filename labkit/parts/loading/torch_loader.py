@@ -51,7 +51,7 @@ def load_with_torch(
         pin_memory=settings.pin_memory and settings.device == "cuda",
         prefetch_factor=settings.prefetch_factor if workers else None,
         persistent_workers=settings.persistent_workers and workers > 0,
-        multiprocessing_context=settings.start_method if workers else None,
+        multiprocessing_context=settings.multiprocessing_context if workers else None,
         worker_init_fn=source.start_worker if workers else None,
     )
     # torch pins only with CUDA; the emulated device needs the same copy.

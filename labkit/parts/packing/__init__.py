@@ -35,10 +35,10 @@ class Packing:
     def why_not(self, chosen: Chosen) -> str:
         """Refuse what the packing cannot store; see `contracts.Part.why_not`."""
         settings = chosen.settings
-        if settings.stored not in self.stores:
+        if settings.storage_format not in self.stores:
             raise ValueError(
-                f"stored must be {' or '.join(self.stores)} for the packing {settings.packing}, "
-                f"got {settings.stored!r}"
+                f"storage_format must be {' or '.join(self.stores)} for the packing {settings.packing}, "
+                f"got {settings.storage_format!r}"
             )
         return ""
 

@@ -100,7 +100,12 @@ class Distance(Storage):
         return fetch(self.address, f"{FILES}/{number}")
 
     def measure(
-        self, reader: Reader, ids: Sequence[int], readers: int, start_method: str, seconds: float
+        self,
+        reader: Reader,
+        ids: Sequence[int],
+        readers: int,
+        start_method: str,
+        seconds: float,
     ) -> list[Rate]:
         """Measure round trips, and bytes per second of 1 and 4 readers; see `Storage.measure`."""
         seconds = min(seconds, CHECK_MAX_S)

@@ -139,7 +139,12 @@ class Storage:
                 yield piece
 
     def measure(
-        self, reader: Reader, ids: Sequence[int], readers: int, start_method: str, seconds: float
+        self,
+        reader: Reader,
+        ids: Sequence[int],
+        readers: int,
+        start_method: str,
+        seconds: float,
     ) -> list[Rate]:
         """Measure what stands in for hardware, in a process of its own.
 

@@ -77,7 +77,12 @@ class ModelledDisk(Storage):
         return reader.prove(ids, proof)
 
     def measure(
-        self, reader: Reader, ids: Sequence[int], readers: int, start_method: str, seconds: float
+        self,
+        reader: Reader,
+        ids: Sequence[int],
+        readers: int,
+        start_method: str,
+        seconds: float,
     ) -> list[Rate]:
         """Measure files per second at random, and in order; see `Storage.measure`."""
         cache_state.make_warm(dict.fromkeys(reader.files_of(ids)))
@@ -87,7 +92,11 @@ class ModelledDisk(Storage):
         checks: dict[Pattern, list[np.ndarray]] = {"random": shuffled, "sequential": in_order}
         for pattern, orders in checks.items():
             model = ModelledReader(
-                reader, self.disk, clock=SleepingClock(), start_method=start_method, caches=False
+                reader,
+                self.disk,
+                clock=SleepingClock(),
+                start_method=start_method,
+                caches=False,
             )
             read = measure_together(partial(_read_for, model, seconds), orders, start_method)
             files, starts_s, ends_s = zip(*read)

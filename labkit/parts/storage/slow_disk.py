@@ -113,7 +113,12 @@ class ThrottledDisk(Storage):
         join(cgroup_folder())
 
     def measure(
-        self, reader: Reader, ids: Sequence[int], readers: int, start_method: str, seconds: float
+        self,
+        reader: Reader,
+        ids: Sequence[int],
+        readers: int,
+        start_method: str,
+        seconds: float,
     ) -> list[Rate]:
         """Measure files per second at random, and bytes per second; see `Storage.measure`.
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labkit.contracts import Chosen, Device, Part
-from labkit.parts.training.checkpoint import SAVERS, checkpoint_folder
+from labkit.parts.training.checkpoint import CHECKPOINT_WRITERS, checkpoint_folder
 from labkit.parts.training.reporting import PROGRESS, Reports
 from labkit.parts.training.step import Step
 from labkit.settings import Settings
@@ -116,7 +116,7 @@ def open_callbacks(settings: Settings, device: Device, step: Step, stack: ExitSt
         stack.callback(bar.close)
 
         def update(number: int, batch: Mapping) -> None:
-            bar.update(loss() if settings.progress_loss else None)
+            bar.update(loss() if bar.shows_loss else None)
 
         opened.append(Callback(every=1, call=update))
     return Callbacks(*opened, emulated=device.emulated)
@@ -133,7 +133,7 @@ def _evaluation(settings: Settings, step: Step, wait: Callable[[], None]) -> Cal
 
 def _reports(settings: Settings, loss: Callable[[], float | None], stack: ExitStack) -> Callback:
     folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="labkit-reports-"))
-    reports = Reports(settings.report_to, Path(folder), in_background=settings.report_in_background)
+    reports = Reports(settings.report_to, Path(folder))
     stack.callback(reports.close)
 
     def report(number: int, batch: Mapping) -> None:
@@ -148,17 +148,17 @@ def _checkpoints(
 ) -> Callback:
     path = checkpoint_folder(settings.checkpoint_to) / CHECKPOINT
     stack.callback(path.unlink, missing_ok=True)
-    saver = SAVERS[settings.saver](path)
-    stack.callback(saver.close)
+    writer = CHECKPOINT_WRITERS[settings.checkpoint_writer](path)
+    stack.callback(writer.close)
 
     def save(number: int, batch: Mapping) -> None:
         wait()
-        saver.save({"step": number, **step.state()})
+        writer.save({"step": number, **step.state()})
 
     # The first save allocates memory that later ones use again; it takes ten times as long.
-    saver.save({"step": 0, **step.state()})
-    saver.finish()
-    return Callback(every=settings.checkpoint_every, call=save, finish=saver.finish)
+    writer.save({"step": 0, **step.state()})
+    writer.finish()
+    return Callback(every=settings.checkpoint_every, call=save, finish=writer.finish)
 
 
 # --- metrics --------------------------------------------------------------------------------

@@ -74,7 +74,7 @@ class ThreadSaver(Saver):
         self._thread.shutdown()
 
 
-SAVERS: dict[str, Callable[[Path], Saver]] = {"sync": Saver, "thread": ThreadSaver}
+CHECKPOINT_WRITERS: dict[str, Callable[[Path], Saver]] = {"sync": Saver, "thread": ThreadSaver}
 
 
 def write(path: Path, state: dict) -> None:

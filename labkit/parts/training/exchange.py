@@ -83,8 +83,8 @@ def why_not(chosen: Chosen) -> str:
         return whole.format(f"for the storage {settings.storage}, which one process models")
     if not chosen.step.runs_in_ranks:
         return whole.format("for a step of your own, of which labkit knows no gradients")
-    if settings.start_method != "fork":
-        return whole.format(f"for processes started by {settings.start_method}")
+    if settings.multiprocessing_context != "fork":
+        return whole.format(f"for processes started by {settings.multiprocessing_context}")
     of_each, left = divmod(settings.num_workers, settings.ranks)
     if not chosen.loader.repeats_one_batch and (left or not of_each):
         return (

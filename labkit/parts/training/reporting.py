@@ -19,6 +19,7 @@ import secrets
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from http.client import HTTPConnection, HTTPException
 from logging.handlers import QueueHandler, QueueListener
 from pathlib import Path
@@ -26,7 +27,7 @@ from pathlib import Path
 from labkit.contracts import Skip
 from labkit.machine.helper import Helper
 from labkit.machine.late_server import PROGRAM
-from labkit.settings import pick
+from labkit.settings import IN_THREAD, pick
 
 HTTP = re.compile(r"http_(\d{1,5})ms")
 ROWS, COLUMNS = 24, 80
@@ -37,15 +38,16 @@ class Reports:
     """Writes the reports of one trial.
 
     Args:
-        sink: one of `SINKS`, or http_<delay>ms.
+        name: one of `SINKS`, or http_<delay>ms; with "_thread" at its end, a thread writes, and the
+            loop continues.
         folder: for files.
-        in_background: a thread writes, and the loop continues.
 
     Raises:
         Skip: the sink does not exist on this platform, or its server does not start.
     """
 
-    def __init__(self, sink: str, folder: Path, *, in_background: bool = False) -> None:
+    def __init__(self, name: str, folder: Path) -> None:
+        sink, is_in_thread = name.removesuffix(IN_THREAD), name.endswith(IN_THREAD)
         delay = HTTP.fullmatch(sink)
         self._sink = sink
         self._handler = MetricClient(int(delay[1])) if delay else SINKS[sink](folder)
@@ -54,7 +56,7 @@ class Reports:
         self._failure = ""
         self._logger = logging.Logger("reports")  # getLogger's would outlive the trial
         self._queue: queue.Queue = queue.Queue()
-        self._listener = QueueListener(self._queue, self._handler) if in_background else None
+        self._listener = QueueListener(self._queue, self._handler) if is_in_thread else None
         if self._listener:
             self._logger.addHandler(QueueHandler(self._queue))
             self._listener.start()
@@ -195,13 +197,14 @@ SINKS: dict[str, Callable[[Path], logging.Handler]] = {
 
 
 def check_sink(name: str) -> None:
-    """Refuse what is neither in `SINKS` nor http_<delay>ms.
+    """Refuse what is neither in `SINKS` nor http_<delay>ms, each also with "_thread" at its end.
 
     Raises:
         ValueError: the message lists the choices.
     """
-    if not HTTP.fullmatch(name):
-        pick({**SINKS, "http_<delay>ms, such as http_50ms": None}, name, "report_to")
+    sink = name.removesuffix(IN_THREAD)
+    if not HTTP.fullmatch(sink):
+        pick({**SINKS, "http_<delay>ms, such as http_50ms": None}, sink, "report_to")
 
 
 class TqdmBar:
@@ -209,12 +212,17 @@ class TqdmBar:
 
     tqdm draws ten times a second.  With a loss it draws at every step: `set_postfix` draws at once.
 
+    Args:
+        shows_loss: whether `update` is to be given the loss.
+
     Raises:
         Skip: the platform has no pseudo-terminals.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, shows_loss: bool = False) -> None:
         from tqdm import tqdm
+
+        self.shows_loss = shows_loss
 
         class Bar(tqdm):
             monitor_interval = 0  # tqdm's monitor thread would outlive the bar
@@ -237,4 +245,5 @@ class TqdmBar:
 PROGRESS: dict[str, Callable[[], TqdmBar] | None] = {
     "none": None,
     "tqdm": TqdmBar,
+    "tqdm_loss": partial(TqdmBar, shows_loss=True),
 }

@@ -115,7 +115,7 @@ def test_an_error_behind_the_stand_in_for_pinning_reaches_the_loop():
 
 
 def test_what_spawned_workers_load_is_the_same(photos):
-    changes = {"num_workers": 1, "start_method": "spawn"}
+    changes = {"num_workers": 1, "multiprocessing_context": "spawn"}
     assert ids(delivered(photos, **changes)) == ids(delivered(photos))
 
 

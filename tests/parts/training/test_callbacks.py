@@ -81,7 +81,7 @@ def opened(stack, tmp_path, device=None, step=None, **settings):
         ({"metrics": "loops"}, True),
         ({"metrics": "vectorized"}, False),
         ({"progress_bar": "tqdm"}, False),
-        ({"progress_bar": "tqdm", "progress_loss": True}, True),
+        ({"progress_bar": "tqdm_loss"}, True),
     ],
 )
 def test_who_needs_a_steps_result_waits_for_the_emulated_device(tmp_path, settings, waits):
@@ -96,11 +96,11 @@ def test_who_needs_a_steps_result_waits_for_the_emulated_device(tmp_path, settin
     assert callbacks.label() == {"training loop": HOST_ONLY}
 
 
-@pytest.mark.parametrize("saver", ["sync", "thread"])
+@pytest.mark.parametrize("checkpoint_writer", ["sync", "thread"])
 def test_checkpoints_hold_the_step_and_are_gone_afterwards(tmp_path, saver):
     before = set(threading.enumerate())
     with contextlib.ExitStack() as stack:
-        callbacks = opened(stack, tmp_path, checkpoint_every=2, saver=saver)
+        callbacks = opened(stack, tmp_path, checkpoint_every=2, checkpoint_writer=saver)
         for _ in range(5):
             callbacks.after_step(BATCH)
         callbacks.finish()
@@ -139,12 +139,11 @@ def test_a_real_training_saves_reports_evaluates_and_says_so_in_its_row(launcher
         images=8,
         checkpoint_every=2,
         checkpoint_to=f"{tmp_path}/",
-        saver="thread",
+        checkpoint_writer="thread",
         report_every=1,
         report_to="terminal",
         metrics="vectorized",
-        progress_bar="tqdm",
-        progress_loss=True,
+        progress_bar="tqdm_loss",
     )
     for epoch in trial["epochs"]:
         assert 0 < epoch["callbacks_s"] < epoch["epoch_s"]

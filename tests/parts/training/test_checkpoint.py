@@ -15,7 +15,7 @@ import torch
 from places import memory_mounted
 
 from labkit.parts.training import checkpoint
-from labkit.parts.training.checkpoint import SAVERS
+from labkit.parts.training.checkpoint import CHECKPOINT_WRITERS
 from tests.processes import PATIENCE_S
 
 KILLS = 10
@@ -27,9 +27,9 @@ def path(tmp_path):
     return tmp_path / "last.pth"
 
 
-@pytest.fixture(params=SAVERS)
+@pytest.fixture(params=CHECKPOINT_WRITERS)
 def saver(request, path):
-    with contextlib.closing(SAVERS[request.param](path)) as opened:
+    with contextlib.closing(CHECKPOINT_WRITERS[request.param](path)) as opened:
         yield opened
 
 
@@ -100,7 +100,7 @@ def test_a_second_save_waits_for_the_first(path, monkeypatch):
         written.append(state["step"])
 
     monkeypatch.setattr(checkpoint, "write", held_up)
-    with contextlib.closing(SAVERS["thread"](path)) as saver:
+    with contextlib.closing(CHECKPOINT_WRITERS["thread"](path)) as saver:
         saver.save(filled(1))  # returns although nothing has been written
 
         def save_second():
@@ -123,8 +123,8 @@ def test_a_second_save_waits_for_the_first(path, monkeypatch):
 def test_a_full_disk_is_named_and_the_previous_file_stays(tmp_path):
     with memory_mounted(tmp_path / "small", size="4m") as small:
         path = small / "last.pth"
-        for name in SAVERS:
-            with contextlib.closing(SAVERS[name](path)) as saver:
+        for name in CHECKPOINT_WRITERS:
+            with contextlib.closing(CHECKPOINT_WRITERS[name](path)) as saver:
                 saver.save(filled(30, 1 << 20))
                 saver.finish()
                 words = rf"checkpoint must be written to {small}, got .*, with .* free; free space"
@@ -140,7 +140,7 @@ def test_a_full_disk_is_named_and_the_previous_file_stays(tmp_path):
 
 def save_for_ever(name, path, started):
     torch.set_num_threads(1)  # torch's other threads were not forked
-    saver = SAVERS[name](path)
+    saver = CHECKPOINT_WRITERS[name](path)
     tensors = [torch.empty(1 << 18) for _ in range(4)]
     for step in range(1, 1 << 30):
         for tensor in tensors:
@@ -151,7 +151,7 @@ def save_for_ever(name, path, started):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="fork")
-@pytest.mark.parametrize("name", SAVERS)
+@pytest.mark.parametrize("name", CHECKPOINT_WRITERS)
 def test_a_save_killed_at_any_moment_leaves_a_complete_file(name, path):
     fork = multiprocessing.get_context("fork")
     for kill in range(KILLS):
@@ -165,6 +165,6 @@ def test_a_save_killed_at_any_moment_leaves_a_complete_file(name, path):
         found = loaded(path)
         step = float(found["step"])
         assert all(torch.equal(t, torch.full((1 << 18,), step)) for t in found["tensors"])
-    with contextlib.closing(SAVERS[name](path)) as saver:
+    with contextlib.closing(CHECKPOINT_WRITERS[name](path)) as saver:
         saver.save(filled(1))
     assert [file.name for file in path.parent.iterdir()] == [path.name]

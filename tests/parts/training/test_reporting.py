@@ -67,9 +67,9 @@ def test_an_unknown_sink_is_refused_with_the_choices(name):
     assert str(refused.value) == f"report_to must be one of {choices}, got {name!r}"
 
 
-@pytest.mark.parametrize("in_background", [False, True])
-def test_a_log_file_has_a_line_with_the_time_for_every_report(tmp_path, in_background):
-    with reports("file", tmp_path, in_background=in_background) as opened:
+@pytest.mark.parametrize("in_thread", ["", "_thread"])
+def test_a_log_file_has_a_line_with_the_time_for_every_report(tmp_path, in_thread):
+    with reports(f"file{in_thread}", tmp_path) as opened:
         for line in LINES:
             opened.write(line)
         opened.finish()
@@ -86,20 +86,20 @@ def test_a_terminal_takes_more_than_it_holds():
     terminal.close()
 
 
-@pytest.mark.parametrize("in_background", [False, True])
-def test_reports_wait_for_the_server_at_the_latest_when_they_are_finished(tmp_path, in_background):
-    with reports("http_100ms", tmp_path, in_background=in_background) as opened:
+@pytest.mark.parametrize("in_thread", ["", "_thread"])
+def test_reports_wait_for_the_server_at_the_latest_when_they_are_finished(tmp_path, in_thread):
+    with reports(f"http_100ms{in_thread}", tmp_path) as opened:
         start_s = time.perf_counter()
         opened.write("a")
         opened.write("b")
-        if in_background:  # that the loop goes on meanwhile is tested below, without a clock
+        if in_thread:  # that the loop goes on meanwhile is tested below, without a clock
             opened.finish()
         assert time.perf_counter() - start_s >= 0.2
 
 
 def test_in_the_background_the_loop_continues_and_the_order_is_kept(own, tmp_path):
     own.go.clear()
-    with reports("own", tmp_path, in_background=True) as opened:
+    with reports("own_thread", tmp_path) as opened:
         for line in LINES:
             opened.write(line)
         assert own.lines == []
@@ -113,7 +113,7 @@ def test_a_failure_is_raised_once(own, tmp_path):
         with pytest.raises(OSError, match=words):
             opened.write("lost")
         opened.write("next")
-    with reports("own", tmp_path, in_background=True) as opened:
+    with reports("own_thread", tmp_path) as opened:
         opened.write("lost")
         with pytest.raises(OSError, match=words):
             opened.finish()
@@ -189,11 +189,11 @@ def test_a_bar_draws_as_often_as_tqdm_does(loss, monkeypatch):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc")
-@pytest.mark.parametrize("in_background", [False, True])
+@pytest.mark.parametrize("in_thread", ["", "_thread"])
 @pytest.mark.parametrize("name", EVERY_SINK)
-def test_closing_leaves_nothing_even_while_a_loader_worker_lives(name, in_background, tmp_path):
+def test_closing_leaves_nothing_even_while_a_loader_worker_lives(name, in_thread, tmp_path):
     before = left()
-    opened = Reports(name, tmp_path, in_background=in_background)
+    opened = Reports(f"{name}{in_thread}", tmp_path)
     opened.write("x")
     reading, writing = os.pipe()
     if not (worker := os.fork()):  # inherits all open files
