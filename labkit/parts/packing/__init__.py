@@ -37,8 +37,8 @@ class Packing:
         settings = chosen.settings
         if settings.storage_format not in self.stores:
             raise ValueError(
-                f"storage_format must be {' or '.join(self.stores)} for the packing {settings.packing}, "
-                f"got {settings.storage_format!r}"
+                f"storage_format must be {' or '.join(self.stores)} for the packing "
+                f"{settings.packing}, got {settings.storage_format!r}"
             )
         return ""
 
