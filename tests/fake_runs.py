@@ -10,7 +10,7 @@ from pathlib import Path
 from fakes import LABELS, fake_epoch, fake_info, fake_logged, fake_trial, fake_trials
 
 from labkit.report.run import Run
-from labkit.runs.store import append_trial, create_run
+from labkit.runs.store import append_trials, create_run
 
 TIMES = {"original": 1.0, "prefetch_generator": 0.894, "data_prefetcher": 0.7}
 MINE = {
@@ -199,7 +199,7 @@ def save_rows(results, info, trials):
     """Write run.json and rows to a new folder and return it."""
     folder = create_run(results, info)
     for trial in trials:
-        append_trial(folder, trial)
+        append_trials(folder, trial)
     return folder
 
 

@@ -20,7 +20,7 @@ from labkit.records import Facts, RunInfo, Trial
 from labkit.resolve import Resolved, resolve
 from labkit.runs.process import Launcher, TrialKilled
 from labkit.runs.schedule import Planned
-from labkit.runs.store import append_trial, explain_unwritable, write_info
+from labkit.runs.store import append_trials, explain_unwritable, write_info
 from labkit.settings import MODES, Settings
 
 NO_BASELINE = "baseline {!r} must be able to run here, got: {}"
@@ -229,7 +229,7 @@ class ActiveRun:
         """Add the row of a trial without times."""
         settings = asdict(self.variants[planned.variant])
         row = self.row(planned, status=status, settings=settings, started_utc=utc_now())
-        append_trial(self.folder, Trial.from_row({**row, "reason": reason}))
+        append_trials(self.folder, Trial.from_row({**row, "reason": reason}))
 
     def row(self, planned: Planned, **values: object) -> dict:
         """Begin a trial's row."""

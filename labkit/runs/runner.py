@@ -51,7 +51,7 @@ from labkit.runs.kinds import KINDS, expect
 from labkit.runs.process import TrialFailed, TrialKilled
 from labkit.runs.schedule import Planned, check_blocks, next_trials
 from labkit.runs.staging import why_not_throttled
-from labkit.runs.store import StoredRun, append_trial, create_run, hold, load_run
+from labkit.runs.store import StoredRun, append_trials, create_run, hold, load_run
 from labkit.settings import CORRECTED, MODES, Settings, pick
 
 # Variants that differed in these would do different work.
@@ -374,7 +374,7 @@ def _run_blocks(run: ActiveRun, measure: Callable[[ActiveRun, Planned], Trial]) 
                 run.progress.next(f"block {trial.block + 1}: {name}")
                 try:
                     trials.append(measure(run, trial))
-                    append_trial(run.folder, trials[-1])
+                    append_trials(run.folder, trials[-1])
                     run.progress.rate(units.rate(trials[-1].images / trials[-1].time_s))
                     _say_disturbed(run, trials)
                 except (Skip, TrialFailed) as failure:
