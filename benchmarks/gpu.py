@@ -177,7 +177,11 @@ def rows_of(found: lab.Run) -> Iterator[Row]:
         time_found = units.normalized(row.normalized_time)
         if row.ci_low is not None:
             time_found += f" {units.interval(row.ci_low, row.ci_high)}"
-        said = row.reason or row.verdict or row.labels.get("accelerator", "")
+        said = (
+            row.reason
+            or row.verdict
+            or ", ".join(str(each) for each in row.hardware if each.kind == "device")
+        )
         if row.steady_images_per_s:
             said += f", {units.rate(row.steady_images_per_s)}"
         yield f"{title}: {row.variant}", row.status if row.reason else time_found, said

@@ -37,7 +37,17 @@ from labkit.analysis.validity import (
     unwatched,
     valid_trials,
 )
-from labkit.records import EPOCHS, ROOFLINE, AnyTrial, Calibration, Epoch, Facts, RunInfo, Trial
+from labkit.records import (
+    EPOCHS,
+    ROOFLINE,
+    AnyTrial,
+    Calibration,
+    Epoch,
+    Facts,
+    Hardware,
+    RunInfo,
+    Trial,
+)
 from labkit.settings import AS_PUBLISHED, MIN_JUDGED_BLOCKS, MODES
 from labkit.steady_rate import SteadyRate, arrivals_of, steady_rate
 
@@ -145,6 +155,8 @@ class Row:
     """Bytes fetched from a device, of those asked for, over all epochs."""
     swapped_pages: int | None = None
     """Pages that the machine swapped in or out during this variant's trials."""
+    hardware: tuple[Hardware, ...] = ()
+    """All that its trials used."""
     labels: dict[str, str] = field(default_factory=dict)
     device_images_per_s: float | None = None
     """The device's rate with the model alone."""
@@ -195,6 +207,8 @@ class Summary:
     0 where they are closer than the smallest practical difference."""
     labels: dict[str, str]
     """What all measured rows have in common."""
+    hardware: tuple[Hardware, ...]
+    """Likewise."""
     notes: tuple[str, ...]
     judged: bool
     """Whether the verdicts are filled."""
@@ -355,6 +369,7 @@ def summarize(
         stable=stable,
         blind=blind,
         labels=in_common([row.labels for row in rows if row.labels]),
+        hardware=_shared([row.hardware for row in rows if row.hardware]),
         notes=(
             *info.notes,
             *_unreadable_notes(info, trials),
@@ -381,19 +396,18 @@ def _beside_the_device(info: RunInfo, rows: Sequence[Row]) -> list[Row]:
     found = []
     for row in rows:
         base = bases[row.group]
-        settings, own = info.variants[base.variant], base.labels.get("accelerator")
+        settings, own = info.variants[base.variant], _devices(base)
         its, x = info.variants[row.variant], info.x_of(row.variant)
         facts, device = info.facts_of(row.variant), own_rate and own_rate / its.step_repeats
         if not is_trained:  # on no device
-            labels = {name: label for name, label in row.labels.items() if name != "accelerator"}
-            row = replace(row, labels=labels)
+            row = replace(row, hardware=tuple(h for h in row.hardware if h.kind != "device"))
         elif x and facts.is_simulated:
             row = _at_speed(row, load_alone and x * load_alone, load_alone)
         elif info.tasks and row.images_per_s and not (facts.is_simulated or facts.leaves_out):
             row = _at_speed(row, device, load_alone)
         elif (
             not (info.tasks or info.kind == ROOFLINE)
-            and row.labels.get("accelerator") == own
+            and _devices(row) == own
             and (
                 facts.is_simulated
                 or all(getattr(its, name) == getattr(settings, name) for name in STEP)
@@ -665,6 +679,7 @@ def _average_epochs(runs: Sequence[Trial]) -> dict[str, Any]:
             (trial.cache_proof.get("device_read_bytes") for trial in runs),
             _sum(trial.cache_proof.get("file_bytes") for trial in runs for _ in trial.epochs),
         ),
+        "hardware": tuple(dict.fromkeys(h for trial in runs for h in trial.hardware)),
     }
 
 
@@ -740,6 +755,14 @@ def _mean_known(values: Iterable[float | None]) -> float | None:
 
 def _largest_known(values: Iterable[int | None]) -> int | None:
     return max((value for value in values if value is not None), default=None)
+
+
+def _devices(row: Row) -> set[Hardware]:
+    return {hardware for hardware in row.hardware if hardware.kind == "device"}
+
+
+def _shared(rows: Sequence[tuple[Hardware, ...]]) -> tuple[Hardware, ...]:
+    return tuple(h for h in (rows[0] if rows else ()) if all(h in others for others in rows))
 
 
 def _merge_labels(runs: Sequence[AnyTrial]) -> dict[str, str]:

@@ -52,7 +52,6 @@ def textbook(base: Settings) -> Experiment:
             "scaled decoding makes an image smaller only where its crop keeps the input's size",
             "Pillow and OpenCV average the pixels of a crop that they shrink",
         ),
-        shown_first=("num_workers", "batch_size", "input_px", "device_speed", "device"),
     )
 
 

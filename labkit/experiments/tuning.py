@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from labkit import units
-from labkit.analysis.stand_ins import stand_ins
+from labkit.analysis.simulated import warnings
 from labkit.analysis.statistics import DELTA
 from labkit.analysis.summary import Row
 from labkit.contracts import Cancelled
@@ -74,7 +74,7 @@ class Tuned:
         verb = "Keep the default" if self.label == DEFAULT else f"Take {self.label}"
         lines = [
             f"{verb}: " + ", ".join(f"{name}={value}" for name, value in knobs.items()) + ".",
-            *(f"{line}." for run in self.runs[:1] for line in stand_ins(run.summary)),
+            *(f"{line}." for run in self.runs[:1] for line in warnings(run.summary)),
             f"The cheapest of those within {units.limit(DELTA)} of the fastest; numbers of "
             "quick mode, no verdict.",
         ]

@@ -26,6 +26,11 @@ if TYPE_CHECKING:
     from ipywidgets import Widget
 
 AUTO = "auto"
+# Shown at once, of the settings that all variants share; the others are behind a button.
+SHOWN_FIRST = (
+    "num_workers", "prefetch_factor", "batch_size", "input_px", "preprocessor", "decoder",
+    "storage", "cache", "device",
+)  # fmt: skip
 LABEL_WIDTH = "110px"  # longer names end in an ellipsis
 # What a request has beside settings -> its help.
 ASKED = {
@@ -140,7 +145,7 @@ class Form:
         boxes = {name: _field(x, self._help[name]) for name, x in self._controls.items()}
         if not has_roofline(self._whole):
             del boxes["roofline"]
-        shown = ("mode", "roofline", "blocks", "data", *self._whole.shown_first)
+        shown = ("mode", "roofline", "blocks", "data", *SHOWN_FIRST)
         first = _grid([boxes.pop(name) for name in shown if name in boxes])
         hidden = _grid(boxes.values())
         fold = widgets.ToggleButton(description="More settings", tooltip="Show all other settings")

@@ -22,6 +22,7 @@ from labkit import units
 from labkit.contracts import Chosen, Device, DeviceBatch, Part, Skip
 from labkit.machine import hardware
 from labkit.machine.clock import Clock
+from labkit.records import Hardware
 
 if TYPE_CHECKING:
     import torch
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 class CpuDevice:
     """The host itself: nothing is copied, and nothing runs asynchronously."""
 
-    label = "cpu"
+    hardware = Hardware("device", details="cpu")
     emulated = False
 
     def __init__(self) -> None:
@@ -66,7 +67,7 @@ class CudaDevice:
         if not torch.cuda.is_available():
             raise Skip("no CUDA device works with this torch build; see `labkit doctor`")
         self.torch_device = torch.device("cuda")
-        self.label = f"cuda:{torch.cuda.get_device_name()}"
+        self.hardware = Hardware("device", details=f"cuda:{torch.cuda.get_device_name()}")
         self._torch = torch
         self._side_stream = torch.cuda.Stream()
 
@@ -200,7 +201,9 @@ class EmulatedDevice:
 
         self.torch_device = torch.device("cpu")
         rate = units.rate(1 / profile.compute_s_per_image)
-        self.label = f"emulated({', '.join(filter(None, (rate, profile.name)))})"
+        self.hardware = Hardware(
+            "device", "simulated", ", ".join(filter(None, (rate, profile.name)))
+        )
         self.compute_s = 0.0
         """Seconds of compute finished or queued so far."""
         self.waited_s = 0.0

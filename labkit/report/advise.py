@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from labkit import units
-from labkit.analysis.stand_ins import stand_ins
+from labkit.analysis.simulated import warnings
 from labkit.analysis.summary import Row
 from labkit.experiments.storage import memory
 from labkit.machine import hardware
@@ -127,7 +127,7 @@ def _table(
         heading=[
             f"{units.count_bytes(data_bytes)} of images and {units.count_bytes(memory_bytes)} of "
             f"memory: at most {units.percent(share)} of the data is in memory when an epoch starts",
-            *stand_ins(summary),
+            *warnings(summary),
             words.conditions(summary),
         ],
         notes=[

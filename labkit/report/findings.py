@@ -12,7 +12,7 @@ from typing import Any
 
 from labkit import units
 from labkit.analysis.roofline import ALONE, pipelines
-from labkit.analysis.stand_ins import stand_ins
+from labkit.analysis.simulated import warnings
 from labkit.analysis.summary import Row, epoch_bars, ratios
 from labkit.analysis.winner import other_work, winner
 from labkit.machine import hardware
@@ -99,7 +99,7 @@ def savings(run: StoredRun, *, epochs: int, images: int) -> Table:
     verdict = "" if summary.judged else f"; no verdict in {summary.mode} mode"
     return Table(
         cells,
-        heading=(f"{epochs} epochs of {images:,} images", *stand_ins(summary)),
+        heading=(f"{epochs} epochs of {images:,} images", *warnings(summary)),
         notes=(
             f"{found}{verdict}.",
             f"The full data set has {units.count_bytes(data_bytes)}, the page cache holds "

@@ -20,7 +20,7 @@ from pandas.io.formats.style import Styler
 
 from labkit import units
 from labkit.analysis.roofline import steady_rate
-from labkit.analysis.stand_ins import stand_ins
+from labkit.analysis.simulated import warnings
 from labkit.analysis.summary import Row, Summary
 from labkit.report import words
 from labkit.report.text_table import text_table
@@ -115,13 +115,14 @@ def table(summary: Summary, detail: bool = False) -> Table | pd.DataFrame:
     names = ["group", "variant"] if summary.has_groups else ["variant"]
     if detail:
         left_out = {
-            "labels", "epochs_s", "startups_s", "in_blocks", "steady_rates", "group",
+            "labels", "hardware", "epochs_s", "startups_s", "in_blocks", "steady_rates", "group",
         } - {*names}  # fmt: skip
         numbers = pd.DataFrame(map(asdict, summary.rows)).drop(columns=list(left_out))
-        return numbers.join(pd.DataFrame([row.labels for row in summary.rows])).set_index(names)
+        labels = [row.labels | _hardware(row) for row in summary.rows]
+        return numbers.join(pd.DataFrame(labels)).set_index(names)
     return Table(
         pd.DataFrame([_cells(summary, row) for row in summary.rows]).set_index(names),
-        heading=[summary.question, *stand_ins(summary), words.conditions(summary)],
+        heading=[summary.question, *warnings(summary), words.conditions(summary)],
         notes=[
             *words.proofs(summary),
             *words.checks(summary),
@@ -130,6 +131,14 @@ def table(summary: Summary, detail: bool = False) -> Table | pd.DataFrame:
             *summary.notes,
         ],
     )
+
+
+def _hardware(row: Row) -> dict[str, str]:
+    """Return the columns "device", "storage" and "network", as far as the row has them."""
+    columns: dict[str, list[str]] = {}
+    for hardware in row.hardware:
+        columns.setdefault(hardware.kind, []).append(str(hardware))
+    return {kind: " / ".join(names) for kind, names in columns.items()}
 
 
 def _cells(summary: Summary, row: Row) -> dict[str, str]:

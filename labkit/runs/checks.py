@@ -40,7 +40,7 @@ from labkit.analysis.equal_work import (
     SCALED_TOLERANCE_LEVELS,
     difference,
 )
-from labkit.analysis.stand_ins import describe_rate
+from labkit.analysis.simulated import describe_rate
 from labkit.analysis.summary import LISTED_IMAGES
 from labkit.contracts import (
     BATCHES,
@@ -357,11 +357,11 @@ def check_stand_ins(run: ActiveRun) -> None:
     storages = dict(run.info.storages)
     for storage, facts in run.info.storages.items():
         labels = [label for label, its in run.remaining.items() if its.storage == storage]
-        if not labels or not run.parts(labels[0]).storage.stand_in:
+        if not labels or not run.parts(labels[0]).storage.hardware.is_simulated:
             continue
         settings = run.variants[labels[0]]
         what = {
-            "label": facts.label,
+            "label": str(facts.hardware),
             "data": run.info.data.manifest_hash,
             "readers": settings.num_workers,
             "start_method": settings.start_method,

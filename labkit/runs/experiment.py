@@ -1,10 +1,12 @@
 """Experiment: a question, and the variants that answer it.
 
-label -> Settings ─ full_only, published_by, in_groups ─▶ label -> Variant ─▶ Experiment
+label -> Settings ─ full_only, published_by, in_groups ─▶ label -> Variant
+                                                     as_experiment └─▶ Experiment
 """
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
@@ -62,8 +64,6 @@ class Experiment:
     depends on that."""
     is_default: bool = False
     """Whether `labkit run` runs it by default."""
-    shown_first: tuple[str, ...] = ("num_workers", "batch_size", "input_px", "device")
-    """Names of the settings that the form shows first, after the data."""
     dial: Dial | None = None
     """The setting whose steps are the axis of a second chart."""
     fallback: Callable[[Experiment, str], Experiment] | None = None
@@ -144,6 +144,34 @@ class Experiment:
                 "baselines": {group: firsts[group] for group in order if group in firsts},
             }
         return told
+
+
+# What a function of the catalog returns: label -> settings, or a variant.
+Variants = Mapping[str, Any]
+
+
+def as_experiment(
+    question: str, **fields: Any
+) -> Callable[[Callable[[Settings], Variants]], Callable[[Settings], Experiment]]:
+    """Turn a function that makes variants into one that makes an experiment of the same name.
+
+        @as_experiment("How many workers does the loader need?", source="[002] 3.3")
+        def workers(base):
+            return vary(base, num_workers=[2, 0, 4]) | full_only(vary(base, num_workers=[1, 3]))
+
+    Args:
+        question: the experiment's.
+        **fields: other fields of `Experiment`.
+    """
+
+    def decorate(make: Callable[[Settings], Variants]) -> Callable[[Settings], Experiment]:
+        @functools.wraps(make)
+        def build(base: Settings) -> Experiment:
+            return Experiment(make.__name__, question=question, variants=make(base), **fields)
+
+        return build
+
+    return decorate
 
 
 def _wrapped(variants: Mapping[str, Any]) -> dict[str, Variant]:

@@ -204,7 +204,7 @@ def _stage(run: ActiveRun, cleanup: ExitStack) -> None:
         if facts.remark:
             run.note(facts.remark)
         storages.setdefault(settings.storage, facts)
-        if parts.storage.stand_in == "distance" and facts.copied_bytes is not None:
+        if parts.storage.hardware.how == "simulated" and facts.copied_bytes is not None:
             copied = Cost(bytes=facts.copied_bytes)
             for label in labels:  # a pack's own bytes leave out its boxes and its manifest
                 costs[label] = replace(costs.get(label, copied), copy_s=facts.copied_s)
@@ -296,7 +296,10 @@ def _measure_epochs(run: ActiveRun, planned: Planned) -> Trial:
     row = run.row(planned, status="ok", settings=asdict(settings), started_utc=started_utc)
     # What a probe measured the medium to be outranks its name.
     facts = run.info.storages[settings.storage]
-    measured["labels"]["storage"] = facts.label
+    measured["hardware"] = [
+        facts.hardware if hardware["kind"] == "storage" else hardware
+        for hardware in measured["hardware"]
+    ]
     medium = {name: getattr(facts, name) for name in MEDIUM}
     return Trial.from_row({**row, **measured, "medium": medium})
 

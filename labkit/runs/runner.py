@@ -296,7 +296,7 @@ def _check_together(running: Mapping[str, Resolved], available: int) -> None:
         running: label -> parts; a variant that cannot run here must not limit the others.
         available: images there are.
     """
-    real = [label for label, parts in running.items() if parts.storage.stand_in != "modelled"]
+    real = [label for label, parts in running.items() if parts.storage.hardware.how != "modelled"]
     if 0 < len(real) < len(running):
         raise ValueError(
             f"storage must be modelled for all variants or for none, got {', '.join(real)} on "

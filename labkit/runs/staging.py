@@ -30,6 +30,7 @@ from labkit.files import bar, is_private, whole
 from labkit.machine import media
 from labkit.machine.media import Medium, describe_medium
 from labkit.parts.storage import Storage, locate
+from labkit.records import Hardware
 from labkit.resolve import Resolved, open_data, open_reader, resolve
 from labkit.settings import Settings
 
@@ -280,7 +281,7 @@ def _describe(storage: Storage) -> dict[str, Any]:
         medium = describe_medium(storage.directory)
     return {
         **asdict(medium),
-        "label": f"unknown({doubt})" if doubt else storage.label,
+        "hardware": Hardware("storage", "unconfirmed", doubt) if doubt else storage.hardware,
         "cold_reads_per_s": reads_per_s,
         "remark": f"{storage.name} is not known to be one: {doubt}" if doubt else "",
     }

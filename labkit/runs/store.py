@@ -33,7 +33,7 @@ from typing import Any
 from labkit import units
 from labkit.analysis.summary import Summary, summarize
 from labkit.files import write_whole
-from labkit.records import RUN_SCHEMA, UNKNOWN, AnyTrial, Plain, RunInfo
+from labkit.records import RUN_SCHEMA, UNKNOWN, AnyTrial, Plain, RunInfo, read_hardware
 from labkit.resolve import record_facts
 from labkit.settings import AS_PUBLISHED, MODES, read_settings
 
@@ -283,9 +283,18 @@ def _migrate(stored: Mapping[str, Any]) -> Facts:
         facts["provenance"] = known
     if "facts" not in facts and fits(facts.get("variants"), dict[str, dict[str, Plain]]):
         facts["facts"] = record_facts(facts["variants"])
+    if fits(storages := facts.get("storages"), dict[str, dict[str, Any]]):
+        facts["storages"] = {name: _with_hardware(own) for name, own in storages.items()}
     if isinstance(shared := facts.get("shared"), dict):
         facts["shared_from"] = shared.get("from")
     return facts
+
+
+def _with_hardware(storage: Facts) -> Facts:
+    """Return a storage whose hardware earlier versions wrote as text."""
+    if not isinstance(label := storage.get("label"), str):
+        return storage
+    return {**storage, "hardware": asdict(read_hardware("storage", label))}
 
 
 def _read(hint: Any, value: Any) -> Any:

@@ -347,10 +347,13 @@ def _measure(
         "epochs": tuple(epochs),
         "cache_proof": together(proofs),
         "disturbance": disturbed | usage.gpu.disturbance(),
+        "hardware": (
+            pipeline.parts.storage.hardware,
+            pipeline.device.hardware,
+            *exchange.simulated_network(settings),
+        ),
         "labels": {
-            "storage": pipeline.parts.storage.label,
             "cache": settings.cache_label,  # as produced and verified, or prepare() had skipped
-            "accelerator": pipeline.device.label,
             **label_samples(settings),
             **training.label(settings),
             **exchange.label(settings),

@@ -194,7 +194,8 @@ def test_a_trial_returns_what_it_measured_and_leaves_no_file(
     with Launcher(tmp_path / "log") as launcher:
         measured = measure(launcher, photos, persistent_workers=True)
     assert [epoch["images"] for epoch in measured["epochs"]] == [24, 24]
-    assert measured["labels"]["accelerator"] == "emulated(1,000 images/s)"
+    gpu = {"kind": "device", "how": "simulated", "details": "1,000 images/s"}
+    assert gpu in measured["hardware"]
     assert measured["cache_proof"]["wanted"] == "cold"
     end_ready_server()
     assert list(temporary.rglob("*")) == []

@@ -24,6 +24,7 @@ from labkit.parts.decoding import decode_opencv
 from labkit.parts.devices import CpuDevice
 from labkit.parts.training import STEPS
 from labkit.pipeline import Order, build, open_loader
+from labkit.records import Hardware
 from labkit.resolve import resolve
 
 pytestmark = needs_fork
@@ -116,7 +117,7 @@ def test_a_slow_link_delays_the_same_exchange(exchanged):
     sent_bytes = sum(weights.nbytes for weights in step.state()["model"].values())
     (epoch,) = slow.epochs
     assert epoch.epoch_s > epoch.steps * sent_bytes * 8 / 400e6  # a busy machine adds to that
-    assert slow.labels["network"] == "modelled(400 Mbit/s)"
+    assert Hardware("network", "modelled", "400 Mbit/s") in slow.hardware
     assert here.labels["ranks"] == "2 processes, gradients exchanged by gloo, not buffers"
     shown = " ".join(str(exchanged.table()).split())
     assert "Modelled network: 400 Mbit/s" in shown

@@ -1,10 +1,10 @@
 """What passed a check is remembered for a day, for the same machine, program and question only."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 
 import pytest
-from fakes import fake_info
+from fakes import THROTTLED_DISK, fake_info
 
 from labkit.contracts import Skip
 from labkit.machine.clock import utc_now
@@ -44,7 +44,7 @@ class Asked:
         self.info = fake_info(
             ["hdd"],
             provenance={**PROVENANCE, **provenance},
-            storages={"throttled": {"label": "throttled(81 reads/s)"}},
+            storages={"throttled": {"hardware": asdict(THROTTLED_DISK)}},
             data={"manifest_hash": "h"},
         )
 
