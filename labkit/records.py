@@ -429,6 +429,12 @@ class StagedStorage(ProvedRates):
     """None: the data is not copied there."""
     copied_s: float | None = None
 
+    @property
+    def medium(self) -> dict[str, Any]:
+        """What every row repeats of it."""
+        names = ("filesystem", "device", "rotational", "cold_reads_per_s")
+        return {name: getattr(self, name) for name in names}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:

@@ -24,7 +24,7 @@ from labkit.contracts import Cancelled
 from labkit.machine import hardware
 from labkit.resolve import complete_here
 from labkit.runs.active import Progress
-from labkit.runs.calibration import device_of, is_calibrated
+from labkit.runs.calibrated_device import device_of, is_calibrated
 from labkit.runs.experiment import Experiment
 from labkit.runs.runner import run
 from labkit.runs.store import StoredRun

@@ -36,7 +36,7 @@ from labkit.report.advise import GB, advise
 from labkit.report.bars import mimebundle, write
 from labkit.report.charts import compare
 from labkit.runs.experiment import Experiment
-from labkit.runs.runner import forecast
+from labkit.runs.forecasts import forecast
 from labkit.runs.store import (
     REPORTS,
     SHARED,

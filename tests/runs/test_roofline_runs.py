@@ -12,7 +12,7 @@ from labkit.contracts import Skip
 from labkit.experiments.device_speeds import over_device_speeds
 from labkit.experiments.request import Request
 from labkit.parts.devices import EmulatedDevice, Profile
-from labkit.runs import checks
+from labkit.runs import speeds
 from labkit.runs.store import TRIALS_FILE, write_info
 
 # Six batches: fewer have no steady rate.
@@ -22,7 +22,7 @@ FEW = {"variants": ("original", "simplified"), "settings": SMALL}
 
 @pytest.fixture(scope="module", autouse=True)
 def a_machine_too_slow_for_the_fastest_device():
-    check = checks.check_emulator
+    check = speeds.check_simulated_gpu
 
     def slow(run, settings):
         if settings.device_speed > 2.5 * run.info.calibration.load_images_per_s:
@@ -30,7 +30,7 @@ def a_machine_too_slow_for_the_fastest_device():
         return check(run, settings)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("labkit.runs.kinds.check_emulator", slow)
+        patch.setattr(speeds, "check_simulated_gpu", slow)
         yield
 
 

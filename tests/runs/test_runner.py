@@ -257,7 +257,7 @@ def test_what_any_decoder_refuses_is_left_out_for_every_variant_and_made_up_for(
     linked.symlink_to("nowhere.jpg")
     for path in empty:
         path.write_bytes(b"")
-    monkeypatch.setattr("labkit.runs.checks.FIRST_LOOK_IMAGES", 8)
+    monkeypatch.setattr("labkit.runs.check_images.FIRST_LOOK_IMAGES", 8)
     monkeypatch.setitem(lab.DECODERS, "picky", picky)
     variants = {"opencv": {}, "picky": {"decoder": "picky"}}
     finished = compare(folder, tmp_path / "results", variants, base=base)
