@@ -152,6 +152,11 @@ class AnyTrial:
         """What variants are compared by; 0 where nothing was timed."""
         raise NotImplementedError
 
+    @property
+    def images_per_s(self) -> float:
+        """Images in a second of what was timed."""
+        return 1 / self.time_s
+
     def to_row(self) -> dict[str, Any]:
         """Flatten to what JSON can hold; `from_row` is the way back."""
         return asdict(self)
@@ -253,6 +258,11 @@ class Trial(AnyTrial):
     def images(self) -> int:
         """Images of all epochs together."""
         return sum(epoch.images for epoch in self.epochs)
+
+    @property
+    def images_per_s(self) -> float:
+        """All images over all epoch seconds, start-up included."""
+        return self.images / self.time_s
 
     @staticmethod
     def _read(row: dict[str, Any]) -> dict[str, Any]:

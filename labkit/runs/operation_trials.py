@@ -14,7 +14,7 @@ import statistics
 import sys
 import timeit
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from itertools import groupby
 from operator import itemgetter
@@ -33,12 +33,12 @@ from labkit.parts.decoding import DECODERS
 from labkit.parts.operations import Labels, Operation, Picture, make_configuration, make_picture
 from labkit.parts.preprocessing import PREPROCESSORS
 from labkit.pipeline import shuffled_images
-from labkit.records import OperationTrial
+from labkit.records import AnyTrial, OperationTrial
 from labkit.resolve import open_data
 from labkit.runs.active import ActiveRun
 from labkit.runs.process import TrialFailed
 from labkit.runs.schedule import Planned, next_trials
-from labkit.runs.store import append_trials, load_run
+from labkit.runs.store import append_trials
 from labkit.settings import Settings
 
 PHOTOS = 4  # different ones, so that no library is judged by one image
@@ -48,7 +48,8 @@ SAMPLE_PX = 512  # side of the input of the documents' detector
 REPEAT_S = 0.0005
 # Seconds that a variant's repeats in a round take together, at least.
 ROUND_S = {"quick": 0.005, "document": 0.02, "full": 0.02}
-TRIAL_OVERHEAD_S = 0.01  # a group's process, its comparison and its inputs, per trial
+# Seconds that a trial took here on average, with what a group's process does before the first.
+TRIAL_S = {"quick": 0.012, "document": 0.12, "full": 0.04}
 LABELS = {"input": "in memory", "threads": "1"}
 LOOK_UPS = "look-ups per image"  # a label of the trials that have some
 
@@ -353,17 +354,17 @@ def _use_one_thread() -> None:
 # --- the run --------------------------------------------------------------------------------
 
 
-def run_operations(run: ActiveRun) -> None:
+def run_operations(run: ActiveRun, trials: Sequence[AnyTrial]) -> None:
     """Time what a run lacks, a group at a time; finished groups stay whatever happens.
 
     Args:
         run: the active run.
+        trials: its rows so far.
 
     Raises:
         RuntimeError: no group has a baseline that works.
         Cancelled: the user cancelled the run.
     """
-    trials = load_run(run.folder).trials
     groups: dict[str, list[Planned]] = {}
     for planned in next_trials(run.info, trials, run.dropped):
         groups.setdefault(run.info.group_of(planned.variant), []).append(planned)
@@ -394,11 +395,10 @@ def _run_group(run: ActiveRun, group: str, planned: Sequence[Planned]) -> None:
         raise
     except (Skip, TrialFailed) as failure:  # killed, say; a resumed run tries the group again
         baseline = run.info.baseline_by_group[group]
-        first = next(trial for trial in planned if trial.variant == baseline)
-        run.drop(first, "failed", str(failure))
+        run.drop(replace(planned[0], variant=baseline, role=""), "failed", str(failure))
         return
     trials = [OperationTrial.from_row(row) for row in found["trials"]]
     append_trials(run.folder, *trials)
     run.drop_all(found["verdicts"])
     if trials:
-        run.progress.rate(units.rate(1 / trials[0].time_s))
+        run.progress.rate(units.rate(trials[0].images_per_s))
