@@ -28,7 +28,7 @@ from labkit.runs.calibrated_device import FILE, device_of, is_calibrated, with_d
 from labkit.runs.check_images import check_images
 from labkit.runs.check_simulated import check_simulated_gpu
 from labkit.runs.process import TrialFailed
-from labkit.runs.timing import open_trial, warm_up
+from labkit.runs.trial import open_trial, warm_up
 from labkit.settings import Mode, Settings
 from labkit.steady_rate import SteadyRate, fewest_batches, steady_rate
 

@@ -17,7 +17,7 @@ from typing import Any
 from labkit.machine.clock import SystemClock
 from labkit.pipeline import build
 from labkit.runs.reasons import is_out_of_gpu_memory
-from labkit.runs.timing import warm_up
+from labkit.runs.trial import warm_up
 from labkit.settings import Settings
 
 MULTIPLE = 4  # [002]: a multiple of 2, better of 4

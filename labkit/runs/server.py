@@ -36,7 +36,7 @@ from labkit.settings import Settings
 
 # Function -> its module. A job gets the request's arguments, and returns what JSON can hold.
 JOBS = {
-    "measure": "labkit.runs.timing",
+    "measure": "labkit.runs.trial",
     "measure_rate": "labkit.runs.calibration",
     "gpu_rate": "labkit.runs.calibration",
     "find_bad_images": "labkit.runs.check_images",

@@ -1,9 +1,11 @@
 """A variant that goes wrong becomes a row with its reason, and costs no finished row."""
 
+import itertools
 import os
 import re
 import signal
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -23,7 +25,7 @@ from labkit.parts.storage import locate
 from labkit.pipeline import shuffled_images
 from labkit.records import Hardware
 from labkit.resolve import stored_folder
-from labkit.runs import runner
+from labkit.runs.kinds import KINDS
 from labkit.runs.runner import check
 from labkit.settings import AS_PUBLISHED
 
@@ -183,24 +185,20 @@ def test_what_goes_wrong_is_told_apart_and_the_rest_is_measured(faulty):
     assert (tried["greedy"], tried["turned"]) == (2, 1)
 
 
-@pytest.mark.parametrize("times", [1, 2])
-def test_a_trial_that_is_skipped_is_tried_once_more(photos, tmp_path, monkeypatch, times):
-    reason, left = "cold data must have at most 2.0 % in memory, but 3.1 %", Counter()
-    run_blocks = runner._run_blocks
+@pytest.mark.parametrize("skipped", [(0, 2), (0, 1)], ids=["once a block", "twice"])
+def test_a_trial_that_is_skipped_is_tried_once_more(photos, tmp_path, monkeypatch, skipped):
+    reason, attempts = "cold data must have at most 2.0 % in memory, but 3.1 %", itertools.count()
+    kind = KINDS["epochs"]
 
-    def skipping(run, measure):
-        def skip_first(run, trial):
-            if trial.variant == "v" and left[trial.block] < times:
-                left[trial.block] += 1
-                raise Skip(reason)
-            return measure(run, trial)
+    def measure(run, label):
+        if label == "v" and next(attempts) in skipped:
+            raise Skip(reason)
+        return kind.measure(run, label)
 
-        run_blocks(run, skip_first)
-
-    monkeypatch.setattr(runner, "_run_blocks", skipping)
+    monkeypatch.setitem(KINDS, "epochs", replace(kind, measure=measure))
     run = compare(photos, tmp_path, {"base": {}, "v": {}}, blocks=2)
     row = run.summary.rows[1]
-    if times == 1:
+    if skipped == (0, 2):
         assert (row.status, row.blocks) == ("ok", 2)
         assert f"v: skipped 2×, last: {reason}" in run.summary.notes
     else:
