@@ -8,7 +8,7 @@ made, variants are compared here with each other and with the data.
 
 A block has every variant once and the baseline twice (A1, A2), in random order.  Each trial has a
 fresh process, and its row is saved as it ends.  The runner sleeps meanwhile: nothing may run beside
-a measurement.
+a measurement.  Operations are timed group by group instead: see `operation_trials`.
 """
 
 from __future__ import annotations
