@@ -93,9 +93,9 @@ def valid_trials(info: RunInfo, trials: Sequence[AnyTrial]) -> ValidTrials:
     proved: dict[tuple[str, int, str], AnyTrial] = {}
     cache_violations: dict[str, list[str]] = {}
     for key, trial in measured.items():
-        facts, violation = info.facts_of(trial.variant), ""
-        if isinstance(trial, Trial):  # an operation reads no file
-            violation = cache_violation(trial, facts)
+        violation = ""
+        if isinstance(trial, Trial):  # operations read no files
+            violation = cache_violation(trial, info.facts_of(trial.variant))
         if violation:
             cache_violations.setdefault(trial.variant, []).append(violation)
         else:
