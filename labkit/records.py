@@ -1,13 +1,13 @@
-"""What a run and its rows hold: `RunInfo`, one `Trial` for each row, and what both are made of."""
+"""What a run and its rows hold: `RunInfo`, and a `Trial` or an `OperationTrial` for each row."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from labkit.settings import CORRECTED, Settings
+from labkit.settings import CORRECTED, Settings, field_kinds
 
 # Format history
 #   1  first version
@@ -20,6 +20,7 @@ from labkit.settings import CORRECTED, Settings
 #      unreadable_images
 #   6  arrivals_s in epochs
 #   7  hardware, in place of the labels storage, accelerator and network
+#      rows of operations: image_s and calls in place of epochs and all that only epochs have
 SCHEMA = 7
 PER_STEP = ("waits_s", "arrivals_s")  # fields of an epoch with a number per step
 
@@ -129,21 +130,89 @@ class Epoch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trial:
-    """One run of one variant in a fresh process."""
+class AnyTrial:
+    """What every row of a run holds: which variant was timed in which block, and how that ended."""
 
-    experiment: str
     variant: str
-    group: str = ""
-    """What its time is compared within, as "decode, 640×480"; empty where all variants compare."""
     block: int
     position: int
     """Place in the block's order, from 0."""
     role: Literal["A1", "A2", ""] = ""
     """Which of the baseline's two runs in a block this is; empty for other variants."""
-    settings: dict[str, Any]
     status: Status
     reason: str = ""
+    labels: dict[str, str] = field(default_factory=dict)
+    """What else tells its work from that of others: cache=cold|warm|50 % cached as verified,
+    images, loss, precision, ranks, …; of operations input and threads."""
+    disturbance: dict[str, Any] = field(default_factory=dict)
+    schema: int = SCHEMA
+
+    @property
+    def time_s(self) -> float:
+        """What variants are compared by; 0 where nothing was timed."""
+        raise NotImplementedError
+
+    @property
+    def images_per_s(self) -> float:
+        """Images in a second of what was timed."""
+        return 1 / self.time_s
+
+    def to_row(self) -> dict[str, Any]:
+        """Flatten to what JSON can hold; `from_row` is the way back."""
+        return asdict(self)
+
+    @classmethod
+    def from_row(cls, row: dict[str, Any]) -> Self:
+        """Rebuild a trial from its row.
+
+        Raises:
+            ValueError: the row was written by a newer labkit.
+        """
+        if row.get("schema", 0) > SCHEMA:
+            raise ValueError(
+                f"schema must be at most {SCHEMA}, got {row['schema']}; "
+                "update labkit to read this run"
+            )
+        known = {f.name for f in fields(cls)}
+        read = cls._read(row)
+        return cls(**{name: value for name, value in read.items() if name in known})
+
+    @staticmethod
+    def _read(row: dict[str, Any]) -> dict[str, Any]:
+        """Return a row of any version as today's, with what JSON cannot hold."""
+        return row
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperationTrial(AnyTrial):
+    """One operation, timed by one library or in one way in one block."""
+
+    image_s: float | None = None
+    """Seconds per image: the median over the block's repeats; None where nothing was timed."""
+    calls: int = 0
+    """Timed calls, all repeats together."""
+
+    @property
+    def time_s(self) -> float:
+        """Seconds per image."""
+        return self.image_s or 0.0
+
+    @staticmethod
+    def _read(row: dict[str, Any]) -> dict[str, Any]:
+        """Read the epoch of one image, the mean over all calls, that versions before 7 wrote."""
+        for epoch in row.get("epochs", ()):
+            row = {**row, "image_s": epoch["epoch_s"], "calls": epoch["steps"]}
+        return row
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial(AnyTrial):
+    """One run of one variant's epochs in a fresh process."""
+
+    experiment: str
+    group: str = ""
+    """What its time is compared within, as "x = 2"; empty where all variants compare."""
+    settings: dict[str, Any]
     epochs: tuple[Epoch, ...] = ()
     cpu_s: float | None = None
     """CPU-seconds of the trial and its workers during the epochs."""
@@ -165,14 +234,10 @@ class Trial:
     peak_shm_bytes: int | None = None
     """Most that was seen in /dev/shm beyond what was there before the epochs."""
     cache_proof: dict[str, Any] = field(default_factory=dict)
-    disturbance: dict[str, Any] = field(default_factory=dict)
     medium: dict[str, Any] = field(default_factory=dict)
     """What the files lay on: filesystem, device, rotational, cold_reads_per_s (None: unknown)."""
     hardware: tuple[Hardware, ...] = ()
     """Its device and storage, and the network of several ranks."""
-    labels: dict[str, str] = field(default_factory=dict)
-    """What else tells its work from that of others: cache=cold|warm|50 % cached as verified,
-    images, loss, precision, ranks, …"""
     first_loss: float | None = None
     """Of untrained weights, in the warm-up; the same for all variants but for rounding."""
     loss: float | None = None
@@ -183,7 +248,6 @@ class Trial:
     """The run folder's name."""
     machine_id: str = "unknown"
     started_utc: str = "unknown"
-    schema: int = SCHEMA
 
     @property
     def time_s(self) -> float:
@@ -195,29 +259,18 @@ class Trial:
         """Images of all epochs together."""
         return sum(epoch.images for epoch in self.epochs)
 
-    def to_row(self) -> dict[str, Any]:
-        """Flatten to what JSON can hold; `from_row` is the way back."""
-        return asdict(self)
+    @property
+    def images_per_s(self) -> float:
+        """All images over all epoch seconds, start-up included."""
+        return self.images / self.time_s
 
     @staticmethod
-    def from_row(row: dict[str, Any]) -> Trial:
-        """Rebuild a trial from its row.
-
-        Raises:
-            ValueError: the row was written by a newer labkit.
-        """
-        if row.get("schema", 0) > SCHEMA:
-            raise ValueError(
-                f"schema must be at most {SCHEMA}, got {row['schema']}; "
-                "update labkit to read this run"
-            )
-        known = {f.name for f in fields(Trial)}
-        row = {name: value for name, value in row.items() if name in known}
+    def _read(row: dict[str, Any]) -> dict[str, Any]:
         if "hardware" not in row:
-            row |= _without_hardware(row.get("labels", {}))
+            row = {**row, **_without_hardware(row.get("labels", {}))}
         hardware = (h if isinstance(h, Hardware) else Hardware(**h) for h in row["hardware"])
         epochs = tuple(_epoch_of(epoch) for epoch in row["epochs"])
-        return Trial(**{**row, "hardware": tuple(hardware), "epochs": epochs})
+        return {**row, "hardware": tuple(hardware), "epochs": epochs}
 
 
 def _without_hardware(labels: Mapping[str, str]) -> dict[str, Any]:
@@ -257,9 +310,14 @@ def _epoch_of(row: dict[str, Any]) -> Epoch:
 #   3  the host of a simulated GPU spins and needs a core to launch and to copy; it slept before
 RUN_SCHEMA = 3
 EPOCHS, ROOFLINE, OPERATION = "epochs", "roofline", "operation"  # what a run's trials time
-OPERATION_SETTINGS = frozenset({"data", "seed"})  # the others have no effect on one operation
+KINDS = (EPOCHS, OPERATION, ROOFLINE)
 UNKNOWN = "unknown"
 Plain = str | int | float | bool | None
+
+
+def effective_settings(kind: str) -> frozenset[str]:
+    """Return the names of the settings that have an effect on what a kind of run times."""
+    return frozenset({"data", "seed"} if kind == OPERATION else field_kinds())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -438,7 +496,7 @@ class RunInfo:
     experiment: str
     question: str
     kind: str = EPOCHS
-    """What the trials time, a key of `labkit.runs.kinds.KINDS`."""
+    """What the trials time, one of `KINDS`."""
     mode: str
     protocol: str = CORRECTED
     request: Mapping[str, Any] | None = None
@@ -500,6 +558,11 @@ class RunInfo:
     shared_from: str = ""
     """The machine of the colleague who shared it, in one line; empty: it is this machine's own."""
 
+    @property
+    def trial_type(self) -> type[AnyTrial]:
+        """What its rows are."""
+        return OperationTrial if self.kind == OPERATION else Trial
+
     def facts_of(self, label: str) -> Facts:
         """Return what of a variant's parts counts where it is compared."""
         return self.facts.get(label, Facts())
@@ -530,9 +593,8 @@ class RunInfo:
 
     def settings_of(self, variant: str) -> dict[str, Plain]:
         """Return the settings of a variant that have an effect, by name, unknown ones too."""
-        settings = vars(self.variants[variant])
-        if self.kind == OPERATION:
-            settings = {name: x for name, x in settings.items() if name in OPERATION_SETTINGS}
+        names = effective_settings(self.kind)
+        settings = {name: x for name, x in vars(self.variants[variant]).items() if name in names}
         return {**settings, **self.unknown_settings.get(variant, {})}
 
     def check_settings(self, variant: str) -> Settings:

@@ -19,8 +19,9 @@ from fakes import (
     fake_trials,
 )
 
+from labkit.records import OperationTrial
 from labkit.report.run import Run
-from labkit.runs.store import append_trial, create_run
+from labkit.runs.store import append_trials, create_run
 
 TIMES = {"original": 1.0, "prefetch_generator": 0.894, "data_prefetcher": 0.7}
 MINE = {
@@ -106,7 +107,7 @@ def fake_groups(arms, make, *, blocks=3):
         for block in range(blocks):
             for name, label in labels.items():
                 for role in ("A1", "A2") if label == baselines[group] else ("",):
-                    place = {"variant": label, "group": group, "block": block, "role": role}
+                    place = {"variant": label, "block": block, "role": role}
                     trials.append(replace(make(group, name, block, role), **place))
     return {"groups": groups, "baselines": baselines, "blocks": blocks}, tuple(trials)
 
@@ -125,9 +126,10 @@ def fake_grouped_run(times=OPERATION_TIMES, *, second=1.0, busy=(), blocks=3, no
     def make(group, name, block, role):
         time_s = base_s[group] * times[group][name] * (1 + 0.05 * block)
         time_s *= rng.lognormvariate(0, noise) * (second if role == "A2" else 1)
-        trial = fake_trial(name, block, labels={"input": "in memory"})
-        epoch = replace(fake_epoch(time_s), images=1, startup_s=0.0, compute_s=None)
-        trial = replace(trial, epochs=(epoch,), experiment="operations")
+        trial = OperationTrial(
+            variant=name, block=block, position=0, status="ok", image_s=time_s, calls=40,
+            labels={"input": "in memory"},
+        )  # fmt: skip
         return fake_logged(trial, other_cores=1.0) if block in busy else trial
 
     told, trials = fake_groups(times, make, blocks=blocks)
@@ -209,7 +211,7 @@ def save_rows(results, info, trials):
     """Write run.json and rows to a new folder and return it."""
     folder = create_run(results, info)
     for trial in trials:
-        append_trial(folder, trial)
+        append_trials(folder, trial)
     return folder
 
 

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from labkit.contracts import RESIZED_TOLERANCE, ArraySpec
-from labkit.records import Facts, RunInfo, Trial
+from labkit.records import AnyTrial, Facts, RunInfo, Trial
 from labkit.settings import Settings
 
 # Decoders may differ by a few grey levels where chroma is upsampled; one level is 1/57 there.
@@ -102,7 +102,7 @@ def _apart(pairs: Iterable[tuple[np.ndarray, np.ndarray]]) -> tuple[float, float
     return float(largest.max()), float(means.sum() / max(1, len(found) - 1))
 
 
-def unequal_work(info: RunInfo, trials: Sequence[Trial]) -> dict[str, str]:
+def unequal_work(info: RunInfo, trials: Sequence[AnyTrial]) -> dict[str, str]:
     """Find variants that did not do the baseline's work to the end, by what they recorded of it.
 
     Args:
@@ -113,7 +113,7 @@ def unequal_work(info: RunInfo, trials: Sequence[Trial]) -> dict[str, str]:
         Variant -> what is wrong; those that work on other data or leave out steps by design are
         not compared, nor is what either row does not say.
     """
-    done = [t for t in trials if t.status == "ok"]
+    done = [t for t in trials if isinstance(t, Trial) and t.status == "ok"]
     base = next((t for t in done if t.variant == info.baseline), None)
     if base is None:
         return {}

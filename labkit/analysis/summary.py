@@ -37,7 +37,17 @@ from labkit.analysis.validity import (
     unwatched,
     valid_trials,
 )
-from labkit.records import EPOCHS, ROOFLINE, Calibration, Epoch, Facts, Hardware, RunInfo, Trial
+from labkit.records import (
+    EPOCHS,
+    ROOFLINE,
+    AnyTrial,
+    Calibration,
+    Epoch,
+    Facts,
+    Hardware,
+    RunInfo,
+    Trial,
+)
 from labkit.settings import AS_PUBLISHED, MIN_JUDGED_BLOCKS, MODES
 from labkit.steady_rate import SteadyRate, arrivals_of, steady_rate
 
@@ -91,7 +101,7 @@ class Row:
     verdict: str = ""
     """Empty where nothing is judged."""
     epochs_s: tuple[tuple[float, ...], ...] = ()
-    """The epochs of every valid trial, in the order of `ratios`."""
+    """The epochs of every valid trial, in the order of `ratios`; of operations, one time each."""
     startups_s: tuple[tuple[float, ...], ...] = ()
     """What starting up took of each of them."""
     in_blocks: tuple[int, ...] = ()
@@ -207,7 +217,7 @@ class Summary:
 
     @property
     def kind(self) -> str:
-        """What was timed, a key of `labkit.runs.kinds.KINDS`."""
+        """What was timed, one of `labkit.records.KINDS`."""
         return self.info.kind
 
     @property
@@ -273,7 +283,7 @@ class Summary:
 
 
 def summarize(
-    info: RunInfo, trials: Sequence[Trial], *, run: str = "", set_aside: int = 0
+    info: RunInfo, trials: Sequence[AnyTrial], *, run: str = "", set_aside: int = 0
 ) -> Summary:
     """Derive one row per variant from a run's raw trials.
 
@@ -289,7 +299,7 @@ def summarize(
     mode, valid = MODES.get(info.mode), valid_trials(info, trials)
     baselines = info.baseline_by_group
 
-    def log_ratio_of(trial: Trial) -> float:
+    def log_ratio_of(trial: AnyTrial) -> float:
         group = info.group_of(trial.variant)
         base_runs = {**valid.base_runs[group], **valid.left_out_base_runs[group]}[trial.block]
         return log_ratio(trial.time_s, [run.time_s for run in base_runs])
@@ -348,7 +358,7 @@ def summarize(
         mode=info.mode,
         baseline=info.baseline,
         rows=tuple(rows),
-        epochs=max((len(trial.epochs) for trial in trials if trial.status == "ok"), default=2),
+        epochs=max((len(row.epochs_s[0]) for row in rows if row.epochs_s), default=2),
         n_blocks=n_blocks,
         n_undisturbed=n_undisturbed,
         disturbed=valid.disturbed,
@@ -459,7 +469,7 @@ def _compare(d: Sequence[float], level: float | None, verdict: str) -> dict[str,
 
 
 def _outcome(
-    name: str, info: RunInfo, trials: Sequence[Trial], valid: ValidTrials, *, measured: bool
+    name: str, info: RunInfo, trials: Sequence[AnyTrial], valid: ValidTrials, *, measured: bool
 ) -> dict:
     """Return whether a variant has numbers, and if not, why."""
     status, reason = ("ok", "") if measured else _why_none(name, info, trials, valid)
@@ -474,7 +484,7 @@ def _outcome(
 
 
 def _why_none(
-    name: str, info: RunInfo, trials: Sequence[Trial], valid: ValidTrials
+    name: str, info: RunInfo, trials: Sequence[AnyTrial], valid: ValidTrials
 ) -> tuple[str, str]:
     """Return the status and the reason of a variant without numbers."""
     for status, reasons in (("skipped", info.skipped), ("failed", info.failed)):
@@ -609,14 +619,29 @@ MOST_BYTES = (
 )  # fmt: skip
 
 
-def _average(runs: Sequence[Trial]) -> dict[str, Any]:
-    """Average everything but the normalized time over a variant's valid trials.
+def _average(runs: Sequence[AnyTrial]) -> dict[str, Any]:
+    """Average everything but the normalized time over a variant's valid trials."""
+    if not runs:
+        return {}
+    of_epochs = [trial for trial in runs if isinstance(trial, Trial)]
+    return {
+        "time_s": geometric_mean(trial.time_s for trial in runs),
+        "in_blocks": tuple(trial.block for trial in runs),
+        "epochs_s": tuple((trial.time_s,) for trial in runs),
+        "swapped_pages": _sum(
+            trial.disturbance.get(f"swapped_{way}_pages") for trial in runs for way in ("in", "out")
+        ),
+        "labels": _merge_labels(runs),
+        **(_average_epochs(of_epochs) if of_epochs else {}),
+    }
+
+
+def _average_epochs(runs: Sequence[Trial]) -> dict[str, Any]:
+    """Average what only epochs have.
 
     Rates and shares are sums over sums, so a long epoch counts more; times are geometric means.
     A share that one epoch does not know is unknown for the row.
     """
-    if not runs:
-        return {}
     epochs = [epoch for trial in runs for epoch in trial.epochs]
     total_s = sum(epoch.epoch_s for epoch in epochs)
     compute_share = _share((epoch.compute_s for epoch in epochs), total_s)
@@ -624,9 +649,7 @@ def _average(runs: Sequence[Trial]) -> dict[str, Any]:
     second_s = [trial.epochs[1].epoch_s for trial in runs if len(trial.epochs) > 1]
     wait_p50_s, wait_p99_s = _wait_percentiles(epochs)
     return {
-        "time_s": geometric_mean(trial.time_s for trial in runs),
         "images_per_s": sum(epoch.images for epoch in epochs) / total_s,
-        "in_blocks": tuple(trial.block for trial in runs),
         "epochs_s": tuple(tuple(epoch.epoch_s for epoch in trial.epochs) for trial in runs),
         "startups_s": tuple(tuple(epoch.startup_s for epoch in trial.epochs) for trial in runs),
         "epoch1_s": geometric_mean(trial.epochs[0].epoch_s for trial in runs),
@@ -656,10 +679,6 @@ def _average(runs: Sequence[Trial]) -> dict[str, Any]:
             (trial.cache_proof.get("device_read_bytes") for trial in runs),
             _sum(trial.cache_proof.get("file_bytes") for trial in runs for _ in trial.epochs),
         ),
-        "swapped_pages": _sum(
-            trial.disturbance.get(f"swapped_{way}_pages") for trial in runs for way in ("in", "out")
-        ),
-        "labels": _merge_labels(runs),
         "hardware": tuple(dict.fromkeys(h for trial in runs for h in trial.hardware)),
     }
 
@@ -746,7 +765,7 @@ def _shared(rows: Sequence[tuple[Hardware, ...]]) -> tuple[Hardware, ...]:
     return tuple(h for h in (rows[0] if rows else ()) if all(h in others for others in rows))
 
 
-def _merge_labels(runs: Sequence[Trial]) -> dict[str, str]:
+def _merge_labels(runs: Sequence[AnyTrial]) -> dict[str, str]:
     names = dict.fromkeys(name for trial in runs for name in trial.labels)
     return {
         name: " / ".join(dict.fromkeys(t.labels[name] for t in runs if name in t.labels))
@@ -806,10 +825,11 @@ def _run_notes(
     return notes
 
 
-def _unreadable_notes(info: RunInfo, trials: Sequence[Trial]) -> list[str]:
+def _unreadable_notes(info: RunInfo, trials: Sequence[AnyTrial]) -> list[str]:
     """Return how many images were left out, and the first of them."""
     lines, notes = info.unreadable, [*info.local_notes]
-    if left_out := max((trial.unreadable_images or 0 for trial in trials), default=0):
+    of_epochs = [trial for trial in trials if isinstance(trial, Trial)]
+    if left_out := max((trial.unreadable_images or 0 for trial in of_epochs), default=0):
         notes.append(f"{units.count(left_out, 'unreadable image')} left out for all variants")
     if lines:
         more = "; run.json lists all" if len(lines) > LISTED_IMAGES else ""
@@ -817,7 +837,7 @@ def _unreadable_notes(info: RunInfo, trials: Sequence[Trial]) -> list[str]:
     return notes
 
 
-def _row_notes(info: RunInfo, valid: ValidTrials, trials: Sequence[Trial]) -> list[str]:
+def _row_notes(info: RunInfo, valid: ValidTrials, trials: Sequence[AnyTrial]) -> list[str]:
     """Return which variants lost trials, and why."""
     notes, baselines = [], info.baseline_by_group
     for name in info.variants:

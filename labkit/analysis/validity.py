@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from labkit import units
 from labkit.contracts import CACHED_WITHIN, COLD_MAX_SHARE, WARM_MIN_SHARE
-from labkit.records import Facts, RunInfo, Trial
+from labkit.records import AnyTrial, Facts, RunInfo, Trial
 from labkit.settings import MIN_JUDGED_BLOCKS, MODES
 
 T = TypeVar("T")
@@ -49,17 +49,17 @@ PROGRAM_BYTES = 1 << 20
 class ValidTrials:
     """What of a run's trials counts."""
 
-    base_runs: dict[str, dict[int, list[Trial]]]
+    base_runs: dict[str, dict[int, list[AnyTrial]]]
     """Group -> block -> its baseline's runs (A1, A2); only blocks in which these are complete."""
-    runs: dict[str, dict[int, Trial]]
+    runs: dict[str, dict[int, AnyTrial]]
     """Variant -> block -> its run; baselines left out."""
     disturbed: dict[int, str]
     """Block -> in which variant's trial the machine was disturbed, and by what."""
     are_disturbed_left_out: bool
     """Whether disturbed blocks are missing above: where enough others remain for verdicts."""
-    left_out_base_runs: dict[str, dict[int, list[Trial]]]
+    left_out_base_runs: dict[str, dict[int, list[AnyTrial]]]
     """Like `base_runs`, of the disturbed blocks that are left out: they are shown."""
-    left_out_runs: dict[str, dict[int, Trial]]
+    left_out_runs: dict[str, dict[int, AnyTrial]]
     """Like `runs`, of the same blocks."""
     swapping: dict[str, str]
     """Variant that swaps again and again -> in how many of its trials."""
@@ -77,7 +77,7 @@ class ValidTrials:
         return self.blocks - self.disturbed.keys()
 
 
-def valid_trials(info: RunInfo, trials: Sequence[Trial]) -> ValidTrials:
+def valid_trials(info: RunInfo, trials: Sequence[AnyTrial]) -> ValidTrials:
     """Return the trials that count.
 
     Args:
@@ -86,14 +86,17 @@ def valid_trials(info: RunInfo, trials: Sequence[Trial]) -> ValidTrials:
     """
     mode = MODES.get(info.mode)
     # A block repeated after a crash counts once, the first time.
-    measured: dict[tuple[str, int, str], Trial] = {}
+    measured: dict[tuple[str, int, str], AnyTrial] = {}
     for trial in trials:
-        if trial.status == "ok" and trial.epochs and trial.variant not in info.failed:
+        if trial.status == "ok" and trial.time_s and trial.variant not in info.failed:
             measured.setdefault((trial.variant, trial.block, trial.role), trial)
-    proved: dict[tuple[str, int, str], Trial] = {}
+    proved: dict[tuple[str, int, str], AnyTrial] = {}
     cache_violations: dict[str, list[str]] = {}
     for key, trial in measured.items():
-        if violation := cache_violation(trial, info.facts_of(trial.variant)):
+        violation = ""
+        if isinstance(trial, Trial):  # operations read no files
+            violation = cache_violation(trial, info.facts_of(trial.variant))
+        if violation:
             cache_violations.setdefault(trial.variant, []).append(violation)
         else:
             proved[key] = trial
@@ -114,7 +117,7 @@ def valid_trials(info: RunInfo, trials: Sequence[Trial]) -> ValidTrials:
     )
 
 
-def _complete(base_runs: Mapping[str, Mapping[int, list[Trial]]]) -> set[int]:
+def _complete(base_runs: Mapping[str, Mapping[int, list[AnyTrial]]]) -> set[int]:
     complete = [set(blocks) for blocks in base_runs.values() if blocks]
     return set.intersection(*complete) if complete else set()
 
@@ -129,12 +132,12 @@ def _choose(
 
 
 def _in_complete_blocks(
-    info: RunInfo, proved: Mapping[tuple[str, int, str], Trial]
-) -> tuple[dict[str, dict[int, list[Trial]]], dict[str, dict[int, Trial]]]:
+    info: RunInfo, proved: Mapping[tuple[str, int, str], AnyTrial]
+) -> tuple[dict[str, dict[int, list[AnyTrial]]], dict[str, dict[int, AnyTrial]]]:
     """Return the runs of baselines and variants in blocks in which the baseline is complete."""
     blocks = sorted({block for _, block, _ in proved})
     roles = ("A1", "A2") if info.shuffled else ("A1",)
-    base_runs: dict[str, dict[int, list[Trial]]] = {}
+    base_runs: dict[str, dict[int, list[AnyTrial]]] = {}
     for group, baseline in info.baseline_by_group.items():
         keys_of = {b: [(baseline, b, role) for role in roles] for b in blocks}
         base_runs[group] = {
@@ -211,7 +214,7 @@ def shares_before(trial: Trial) -> list[float | None]:
     return proof.get("resident_shares_before") or [proof.get("resident_share_before")]
 
 
-def disturbed_blocks(trials: Iterable[Trial], cores: int) -> dict[int, str]:
+def disturbed_blocks(trials: Iterable[AnyTrial], cores: int) -> dict[int, str]:
     """Return block -> in which variant's trials the machine was disturbed, and by what.
 
     Args:
@@ -224,7 +227,7 @@ def disturbed_blocks(trials: Iterable[Trial], cores: int) -> dict[int, str]:
     trials = list(trials)
     own = swapping_variants(trials)
     found: dict[int, dict[str, str]] = {}
-    short: dict[int, list[Trial]] = {}
+    short: dict[int, list[AnyTrial]] = {}
     for trial in trials:
         if trial.variant in own:
             log = {**trial.disturbance, **dict.fromkeys(SWAPPED_PAGES, 0)}
@@ -246,7 +249,7 @@ def disturbed_blocks(trials: Iterable[Trial], cores: int) -> dict[int, str]:
     }
 
 
-def swapping_variants(trials: Iterable[Trial]) -> dict[str, str]:
+def swapping_variants(trials: Iterable[AnyTrial]) -> dict[str, str]:
     """Return the variants that swap in most of their trials, each with how often.
 
     That is a result about them.  Where all variants swap, it is the machine's state.
@@ -310,7 +313,7 @@ WATCHED = {
 }
 
 
-def unwatched(trials: Iterable[Trial]) -> list[str]:
+def unwatched(trials: Iterable[AnyTrial]) -> list[str]:
     """List what no block could be called disturbed for, as it could not be watched."""
     logs = [trial.disturbance for trial in trials if trial.status == "ok"]
     return [

@@ -9,8 +9,8 @@ from labkit.runs.experiment import Experiment, Variants, as_experiment, full_onl
 from labkit.runs.operation_trials import OPERATIONS
 from labkit.settings import Settings
 
-# Width and height of the pictures.  Only full mode measures the larger ones: every trial has a
-# process of its own, and the first two sizes already are 186 trials in quick mode.
+# Width and height of the pictures.  Only full mode measures the larger ones, where a single call
+# takes up to 60 ms.
 SIZES_PX = ((320, 240), (640, 480), (1280, 960), (1920, 1440))
 QUICK_SIZES = 2
 

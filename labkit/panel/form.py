@@ -17,9 +17,10 @@ from labkit.analysis.summary import in_common
 from labkit.experiments.device_speeds import has_roofline
 from labkit.experiments.request import Request
 from labkit.machine import media
+from labkit.records import effective_settings
 from labkit.resolve import TABLES, complete_here
 from labkit.runs.experiment import Experiment
-from labkit.runs.kinds import KINDS
+from labkit.runs.schedule import default_blocks
 from labkit.settings import MODES, Settings, field_kinds, help_texts
 
 if TYPE_CHECKING:
@@ -120,8 +121,8 @@ class Form:
             _display(box, is_shown=label in labels)
         request = self.request()
         whole = request.whole()
-        mode = MODES[request.mode]
-        found = {**vars(complete_here(Settings(**_shared(whole)))), "blocks": mode.blocks}
+        blocks = default_blocks(MODES[request.mode], whole.kind)
+        found = {**vars(complete_here(Settings(**_shared(whole)))), "blocks": blocks}
         found["baseline"] = whole.baseline
         for name, control in self._controls.items():
             is_auto = _value(control) is None and found[name] is not None
@@ -180,7 +181,7 @@ def _shared(experiment: Experiment) -> dict[str, Any]:
     """Return the settings that all variants share, of those that this kind of trial uses."""
     baseline, others = experiment.settings[experiment.baseline], experiment.settings.values()
     common = in_common(list(map(vars, (baseline, *others))))
-    return {k: v for k, v in common.items() if k in KINDS[experiment.kind].settings}
+    return {k: v for k, v in common.items() if k in effective_settings(experiment.kind)}
 
 
 def _control(name: str, start: Request) -> Widget:

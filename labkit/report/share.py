@@ -116,7 +116,7 @@ def open_shared(file: Path | str, results: Path | str) -> StoredRun:
         return load_run(folder)
     try:
         info = replace(info, shared_from=hardware.describe(info.provenance))
-        run = StoredRun(folder=folder, info=info, trials=tuple(map(Trial.from_row, rows)))
+        run = StoredRun(folder=folder, info=info, trials=tuple(map(info.trial_type.from_row, rows)))
         facts(run)  # all that users see of it
     except Exception as error:  # a stranger's numbers can be wrong in any way
         raise _refused("hold a run that can be shown", f"{error!r:.200}") from None
@@ -187,7 +187,9 @@ def _parse(members: dict[str, bytes]) -> tuple[RunInfo, list[Facts]]:
                 f"schema must be at most {ROW_SCHEMA}, got {schema!r} in {TRIALS_FILE}; "
                 "update labkit to open this file"
             )
-        if not fits(row, Trial) or row["variant"] not in info.variants:
+        # Earlier versions wrote epochs for operations, too.
+        is_row = fits(row, info.trial_type) or fits(row, Trial)
+        if not is_row or row["variant"] not in info.variants:
             raise _refused("hold rows as labkit writes them", f"{row!r:.80}")
     return info, rows
 

@@ -16,11 +16,11 @@ from typing import Any
 
 from labkit.files import bar, progress_stream
 from labkit.machine.clock import utc_now
-from labkit.records import Facts, RunInfo, Trial
+from labkit.records import AnyTrial, Facts, RunInfo
 from labkit.resolve import Resolved, resolve
 from labkit.runs.process import Launcher, TrialKilled
 from labkit.runs.schedule import Planned
-from labkit.runs.store import append_trial, explain_unwritable, write_info
+from labkit.runs.store import append_trials, explain_unwritable, write_info
 from labkit.settings import MODES, Settings
 
 NO_BASELINE = "baseline {!r} must be able to run here, got: {}"
@@ -235,7 +235,7 @@ class ActiveRun:
         """Return the error that ends a run whose baseline cannot be measured."""
         return RuntimeError(NO_BASELINE.format(self.info.baseline, reason))
 
-    def append(self, planned: Planned, status: str, reason: str = "", **measured: Any) -> Trial:
+    def append(self, planned: Planned, status: str, reason: str = "", **measured: Any) -> AnyTrial:
         """Add a trial's row to the run's folder.
 
         Args:
@@ -258,6 +258,6 @@ class ActiveRun:
             "started_utc": utc_now(),
             **measured,
         }
-        trial = Trial.from_row(row)
-        append_trial(self.folder, trial)
+        trial = self.info.trial_type.from_row(row)
+        append_trials(self.folder, trial)
         return trial

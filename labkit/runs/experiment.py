@@ -59,7 +59,7 @@ class Experiment:
     baseline: str = ""
     """The label that all others of its group are divided by; unset: the first variant's."""
     kind: str = EPOCHS
-    """What a trial times, a key of `kinds.KINDS`."""
+    """What a trial times, one of `labkit.records.KINDS`."""
     single_effects: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """Label of a published combination -> the published time of each of its changes alone."""
     source: str = ""

@@ -8,10 +8,12 @@ from typing import Any
 from labkit.analysis.forecast import Forecast
 from labkit.analysis.forecast import forecast as forecast_from
 from labkit.machine import hardware
+from labkit.records import OPERATION
 from labkit.resolve import gather_facts
 from labkit.runs.active import ActiveRun
+from labkit.runs.epoch_trials import EPOCH_SHARE
 from labkit.runs.experiment import Experiment
-from labkit.runs.kinds import KINDS
+from labkit.runs.operation_trials import TRIAL_S
 from labkit.runs.schedule import check_blocks
 from labkit.runs.store import earlier_runs
 from labkit.settings import MODES, pick
@@ -42,7 +44,7 @@ def forecast(
         experiment.name,
         kind=experiment.kind,
         mode=mode,
-        blocks=check_blocks(chosen, blocks),
+        blocks=check_blocks(chosen, blocks, experiment.kind),
         variants={label: variant.settings for label, variant in wanted.items()},
         baselines=experiment.grouped(wanted).get("baselines", {"": experiment.baseline}).values(),
         facts={label: gather_facts(vars(settings)) for label, settings in wanted.items()},
@@ -76,12 +78,13 @@ def _expect(
     Args:
         results: folder with earlier runs.
         experiment: its name.
-        kind: of its trials, a key of `KINDS`.
+        kind: of its trials, one of `labkit.records.KINDS`.
         mode: quick, document or full.
         **known: the other arguments of `labkit.analysis.forecast.forecast`.
     """
     machine_id = hardware.provenance().machine_id
     earlier = earlier_runs(results, experiment, machine_id=machine_id, mode=mode)
     summaries = (run.summary for run in earlier)
-    known |= {"trial_s": KINDS[kind].trial_s.get(mode), "epoch_share": KINDS[kind].epoch_share}
+    known["trial_s"] = TRIAL_S.get(mode) if kind == OPERATION else None
+    known["epoch_share"] = EPOCH_SHARE.get(kind, 1.0)
     return forecast_from(summaries, mode=mode, **known)

@@ -1,23 +1,23 @@
-"""Trials of single operations: one operation, one library or way and one size each.
+"""Trials of single operations: each library, or way, of an operation, timed beside the first.
 
-    compare_operations: compare each output with that of the operation's first library
-    time_operation: 4 photographs ─ pictures of one size ─ repeated calls ─▶ seconds per image
-                    boxes of 100 images ─ labels among so many names ─ the same
+    run_operations:   a group of variants ─▶ a fresh process ─▶ the group's rows, saved together
+    time_operations:  equal output? ─ calls of a repeat ─▶ rounds ─▶ an `OperationTrial` each
 
-The epoch of such a trial is one image, the mean over all calls, so that epochs compare whatever
-the number of calls.
+A round is a block of the run: each variant once and the baseline twice, in random order.  A row is
+the median of a variant's repeats in a round: calls on 4 pictures of one size, or on the boxes of
+100 images, so many that the clock's error is negligible.
 """
 
 from __future__ import annotations
 
-import gc
-import importlib
-import math
+import statistics
 import sys
+import timeit
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
-from itertools import repeat
+from itertools import groupby
+from operator import itemgetter
 from statistics import fmean
 from typing import Any
 
@@ -25,7 +25,7 @@ import numpy as np
 
 from labkit import units
 from labkit.analysis.equal_work import DECODED_TOLERANCE_LEVELS
-from labkit.contracts import Annotation, Content, Sample, Skip
+from labkit.contracts import Annotation, Cancelled, Content, Sample, Skip
 from labkit.machine.clock import Clock, SystemClock
 from labkit.machine.disturbance import disturbance, since
 from labkit.parts import operations
@@ -33,24 +33,25 @@ from labkit.parts.decoding import DECODERS
 from labkit.parts.operations import Labels, Operation, Picture, make_configuration, make_picture
 from labkit.parts.preprocessing import PREPROCESSORS
 from labkit.pipeline import shuffled_images
-from labkit.records import Epoch
+from labkit.records import AnyTrial, OperationTrial
 from labkit.resolve import open_data
+from labkit.runs.active import ActiveRun
+from labkit.runs.process import TrialFailed
+from labkit.runs.schedule import Planned, next_trials
+from labkit.runs.store import append_trials
 from labkit.settings import Settings
 
 PHOTOS = 4  # different ones, so that no library is judged by one image
 BOXED_IMAGES = 100  # whose boxes' labels are looked up
 SAMPLE_PX = 512  # side of the input of the documents' detector
-# Seconds that the timed calls of a trial take together, at least.
-TRIAL_S = {"quick": 0.02, "document": 0.02, "full": 0.1}
-TRIAL_OVERHEAD_S = 0.1  # fork, disturbance readings, first call
-MAX_CALLS = 100_000  # of one input
+# Seconds of calls between two readings of the clock, at least: reading it takes some 50 ns.
+REPEAT_S = 0.0005
+# Seconds that a variant's repeats in a round take together, at least.
+ROUND_S = {"quick": 0.005, "document": 0.02, "full": 0.02}
+# Seconds that a trial took here on average, with what a group's process does before the first.
+TRIAL_S = {"quick": 0.012, "document": 0.12, "full": 0.04}
 LABELS = {"input": "in memory", "threads": "1"}
 LOOK_UPS = "look-ups per image"  # a label of the trials that have some
-# Of libraries that the server has not loaded yet.
-MODULES = {
-    "pillow": "PIL.Image", "simplejpeg": "simplejpeg", "kornia_rs": "kornia_rs",
-    "torchvision": "torchvision",
-}  # fmt: skip
 
 DECODE = "decode"
 OPERATIONS: dict[tuple[str, str], Operation] = {
@@ -96,13 +97,10 @@ AGREEMENTS: dict[str, tuple[float, float]] = {
 }
 
 
-def load(settings: Settings, task: Mapping[str, Any]) -> None:
-    """Make the inputs and import the library, for all trials forked from this process."""
-    name, library, *size = task.values()
-    make_inputs(settings, name, *size)
-    if module := MODULES.get(library):
-        with suppress(ImportError):  # the comparison gives the reason
-            importlib.import_module(module)
+def load(settings: Settings, tasks: Mapping[str, Mapping[str, Any]]) -> None:
+    """Make the inputs of a group before its process is forked: other groups have the same."""
+    for name, _, *size in (task.values() for task in tasks.values()):
+        make_inputs(settings, name, *size)
 
 
 def make_inputs(settings: Settings, name: str, *size: int) -> list:
@@ -233,70 +231,115 @@ def difference(found: np.ndarray, reference: np.ndarray, agreement: tuple[float,
     return ""
 
 
-def time_operation(settings: Settings, task: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-    """Measure one trial in this process, with one thread.
+# --- timing ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Timed:
+    """An operation of one library, ready to be timed round by round."""
+
+    timer: timeit.Timer
+    inputs: int
+    """How many inputs a call of the timer's statement takes, one after another."""
+    number: int
+    """Calls of the statement in a repeat."""
+    repeats: int
+    """Repeats in a round."""
+
+    @classmethod
+    def of(
+        cls, run: Callable[[Any], object], inputs: Sequence[Any], seconds: float, clock: Clock
+    ) -> Timed:
+        """Choose how often an operation is called in a round.
+
+        Like `torch.utils.benchmark.Timer.blocked_autorange`, but once for all rounds: choosing
+        takes longer than a round does.
+
+        Args:
+            run: the operation.
+            inputs: its arguments; a repeat takes each of them equally often.
+            seconds: of a round's repeats together, at least.
+            clock: a fake one in tests.
+        """
+        given = {"run": run, "inputs": inputs}
+        timer = timeit.Timer("for one in inputs: run(one)", globals=given, timer=clock.now)
+        number = 1
+        # The faster of two: a disturbed one would leave too few calls.
+        while (repeat_s := min(timer.repeat(2, number))) < REPEAT_S:
+            number *= 2
+        repeats = max(round(seconds / repeat_s), 1)
+        return cls(timer=timer, inputs=len(inputs), number=number, repeats=repeats)
+
+    @property
+    def calls(self) -> int:
+        """Calls of the operation in a round."""
+        return self.inputs * self.number * self.repeats
+
+    def measure(self) -> float:
+        """Return the seconds of a call: of a round's repeats the median."""
+        repeats_s = self.timer.repeat(self.repeats, self.number)
+        return statistics.median(repeats_s) / (self.inputs * self.number)
+
+
+def time_operations(
+    settings: Settings,
+    tasks: Mapping[str, Mapping[str, Any]],
+    planned: Sequence[Mapping[str, Any]],
+    seconds: float,
+) -> dict[str, Any]:
+    """Compare the variants of a group and time them in this process, with one thread.
 
     Args:
         settings: of the data.
-        task: operation, library, and the numbers that its inputs are made from.
-        seconds: minimum duration of all calls together.
+        tasks: label -> task, as of `compare_operations`.
+        planned: the trials, round by round in their order, each with the fields of `Planned`.
+        seconds: of a trial, at least.
 
     Returns:
-        The measured fields of `Trial`.
-
-    Raises:
-        ValueError: a photograph cannot be read; the message names the file.
+        `verdicts` as of `compare_operations`, and `trials`, an `OperationTrial` for each planned
+        one that can run; none without the baseline.
     """
-    name, library, *size = task.values()
-    operation = (OPERATIONS | LOOKUPS)[name, library]
-    given = make_inputs(settings, name, *size)
-    inputs = [operation.prepare(one) for one in given]
-    operation.run(inputs[0])  # imports what it needs
     _use_one_thread()
-    before = disturbance()
-    image_s, calls = time_calls(operation.run, inputs, seconds, SystemClock())
-    epoch = Epoch(
-        epoch_s=image_s, startup_s=0.0, first_batch_s=0.0, wait_s=0.0, transfer_s=0.0,
-        forward_s=None, backward_s=None, launch_s=None, sync_s=0.0, steps=calls, images=1,
-        batch_bytes=0, compute_s=None,
-    )  # fmt: skip
-    disturbed, labelled = since(before), dict(LABELS)
-    if look_ups := [len(one.wanted) for one in given if isinstance(one, Labels)]:
-        labelled[LOOK_UPS] = f"{fmean(look_ups):.2f}"
-    return {"epochs": (epoch,), "disturbance": disturbed, "labels": labelled}
+    verdicts = compare_operations(settings, tasks)
+    timed: dict[str, Timed] = {}
+    labels: dict[str, dict[str, str]] = {}
+    for label, task in tasks.items():
+        if verdicts[label][0] == "ok":
+            name, library, *size = task.values()
+            operation = (OPERATIONS | LOOKUPS)[name, library]
+            given = make_inputs(settings, name, *size)
+            inputs = [operation.prepare(one) for one in given]
+            timed[label] = Timed.of(operation.run, inputs, seconds, SystemClock())
+            labels[label] = {**LABELS, **_look_ups(given)}
+    trials: list[OperationTrial] = []
+    if any(trial["role"] and trial["variant"] not in timed for trial in planned):
+        return {"verdicts": verdicts, "trials": trials}
+    for _, round_ in groupby(planned, itemgetter("block")):
+        before = disturbance()
+        measured = [
+            (trial, timed[trial["variant"]].measure())
+            for trial in round_
+            if trial["variant"] in timed
+        ]
+        disturbed = since(before)
+        trials += [
+            OperationTrial(
+                **trial,
+                status="ok",
+                image_s=image_s,
+                calls=timed[trial["variant"]].calls,
+                labels=labels[trial["variant"]],
+                disturbance=disturbed,
+            )
+            for trial, image_s in measured
+        ]
+    return {"verdicts": verdicts, "trials": trials}
 
 
-def time_calls(
-    run: Callable[[object], object], inputs: Sequence[object], seconds: float, clock: Clock
-) -> tuple[float, int]:
-    """Time a function on several inputs, the same number of calls on each.
-
-    Args:
-        run: the function.
-        inputs: its arguments, one per call.
-        seconds: minimum duration of all calls together.
-        clock: a fake one in tests.
-
-    Returns:
-        Mean seconds of a call, and the number of calls.
-    """
-    wanted_s = seconds / len(inputs)
-    gc.freeze()  # a collection would copy memory that is shared since the fork
-    gc.disable()  # a collection would slow one trial and not the other
-    # The faster of two: a disturbed first call would leave too few.
-    call_s = min(_time_calls(run, inputs[0], 1, clock) for _ in range(2))
-    n = min(max(math.ceil(wanted_s / max(call_s, 1e-9)), 1), MAX_CALLS)
-    total_s = sum(_time_calls(run, given, n, clock) for given in inputs)
-    gc.enable()
-    gc.unfreeze()
-    return total_s / (n * len(inputs)), n * len(inputs)
-
-
-def _time_calls(run: Callable[[object], object], given: object, n: int, clock: Clock) -> float:
-    start_s = clock.now()
-    for _ in repeat(None, n):
-        run(given)
-    return clock.now() - start_s
+def _look_ups(given: Sequence[object]) -> dict[str, str]:
+    """Return the label that says how many labels an image has; empty where none is looked up."""
+    counts = [len(one.wanted) for one in given if isinstance(one, Labels)]
+    return {LOOK_UPS: f"{fmean(counts):.2f}"} if counts else {}
 
 
 def _use_one_thread() -> None:
@@ -306,3 +349,56 @@ def _use_one_thread() -> None:
     cv2.setNumThreads(0)
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(1)
+
+
+# --- the run --------------------------------------------------------------------------------
+
+
+def run_operations(run: ActiveRun, trials: Sequence[AnyTrial]) -> None:
+    """Time what a run lacks, a group at a time; finished groups stay whatever happens.
+
+    Args:
+        run: the active run.
+        trials: its rows so far.
+
+    Raises:
+        RuntimeError: no group has a baseline that works.
+        Cancelled: the user cancelled the run.
+    """
+    groups: dict[str, list[Planned]] = {}
+    for planned in next_trials(run.info, trials, run.dropped):
+        groups.setdefault(run.info.group_of(planned.variant), []).append(planned)
+    waiting = sum(map(len, groups.values()))
+    done = len({(t.block, t.variant, t.role) for t in trials if t.status == "ok"})
+    run.progress.start(total=done + waiting, done=done)
+    for group, wanted in groups.items():
+        run.progress.next(group)
+        _run_group(run, group, wanted)
+        for _ in wanted:
+            run.progress.advance()
+
+
+def _run_group(run: ActiveRun, group: str, planned: Sequence[Planned]) -> None:
+    """Time a group in a fresh process and save its rows; without its baseline, leave it out."""
+    wanted = {trial.variant for trial in planned}
+    tasks = {label: task for label, task in run.info.tasks.items() if label in wanted}
+    try:
+        found = run.ask(
+            "time_operations",
+            settings=run.baseline,
+            tasks=tasks,
+            planned=[asdict(trial) for trial in planned],
+            seconds=ROUND_S[run.mode.name],
+        )
+    except (Cancelled, KeyboardInterrupt):
+        run.append(planned[0], "cancelled", "cancelled by the user")
+        raise
+    except (Skip, TrialFailed) as failure:  # killed, say; a resumed run tries the group again
+        baseline = run.info.baseline_by_group[group]
+        run.drop(replace(planned[0], variant=baseline, role=""), "failed", str(failure))
+        return
+    trials = [OperationTrial.from_row(row) for row in found["trials"]]
+    append_trials(run.folder, *trials)
+    run.drop_all(found["verdicts"])
+    if trials:
+        run.progress.rate(units.rate(trials[0].images_per_s))

@@ -8,7 +8,7 @@ made, variants are compared here with each other and with the data.
 
 A block has every variant once and the baseline twice (A1, A2), in random order.  Each trial has a
 fresh process, and its row is saved as it ends.  The runner sleeps meanwhile: nothing may run beside
-a measurement.
+a measurement.  Operations are timed group by group instead: see `operation_trials`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,17 @@ from labkit.parts.devices import DevicePart
 from labkit.parts.packing.manifest import read_manifest
 from labkit.parts.packing.remote import download
 from labkit.photos.make import make_photos
-from labkit.records import UNKNOWN, Data, Provenance, RunInfo, Trial
+from labkit.records import (
+    KINDS,
+    OPERATION,
+    UNKNOWN,
+    AnyTrial,
+    Calibration,
+    Data,
+    Provenance,
+    RunInfo,
+    effective_settings,
+)
 from labkit.resolve import (
     Resolved,
     complete_here,
@@ -45,9 +55,10 @@ from labkit.resolve import (
 )
 from labkit.runs.active import NO_BASELINE, ActiveRun, Progress, single_run_lock
 from labkit.runs.calibrated_device import is_calibrated, read_devices
+from labkit.runs.epoch_trials import measure_epochs, prepare_epochs
 from labkit.runs.experiment import Experiment
 from labkit.runs.forecasts import say_forecast
-from labkit.runs.kinds import KINDS, Kind
+from labkit.runs.operation_trials import run_operations
 from labkit.runs.process import TrialFailed, TrialKilled
 from labkit.runs.schedule import Planned, check_blocks, next_trials
 from labkit.runs.staging import why_not_throttled
@@ -121,7 +132,8 @@ def check(
     """
     chosen = pick(MODES, mode, "mode")
     request = {**(experiment.request or {}), "mode": mode, "blocks": blocks}
-    blocks = check_blocks(chosen, blocks)
+    pick(dict.fromkeys(KINDS), experiment.kind, "kind")
+    blocks = check_blocks(chosen, blocks, experiment.kind)
     folder = experiment.settings[experiment.baseline].data
     if folder == Settings.data and not Path(folder).exists():  # nobody named any
         make_photos(folder)
@@ -145,7 +157,7 @@ def check(
     download(folder, cancel=cancel)
     data = _describe_data(variants[experiment.baseline])
     _check_together(parts, data.images)
-    names = pick(KINDS, experiment.kind, "kind").settings
+    names = effective_settings(experiment.kind)
     stored = {
         label: Settings(**{name: x for name, x in vars(settings).items() if name in names})
         for label, settings in variants.items()
@@ -209,7 +221,12 @@ def check_resumable(run: StoredRun) -> dict[str, Resolved]:
             "while it waits; start a new run"
         )
     pick(MODES, info.mode, "mode")
-    pick(KINDS, info.kind, "kind")
+    pick(dict.fromkeys(KINDS), info.kind, "kind")
+    if info.kind == OPERATION and any(trial.schema < 7 for trial in run.trials):
+        raise ValueError(
+            "run must have operations that were timed in rounds, got one of a version that timed "
+            "each in a process of its own; start a new run"
+        )
     parts = {}
     for label, settings in variants.items():
         with suppress(Skip):  # its row says why
@@ -294,7 +311,7 @@ def _notes(variants: Mapping[str, Settings]) -> list[str]:
 # --- the trials --------------------------------------------------------------------------------
 
 
-def _complete(run: ActiveRun, trials: list[Trial]) -> StoredRun:
+def _complete(run: ActiveRun, trials: list[AnyTrial]) -> StoredRun:
     """Do everything that is missing; finished rows stay whatever happens.
 
     Args:
@@ -303,15 +320,20 @@ def _complete(run: ActiveRun, trials: list[Trial]) -> StoredRun:
     """
     for note in run.info.notes:
         run.progress.say(note)
-    kind = KINDS[run.info.kind]
     # The processes end before the cleanup: they may still read what it removes.
     with _status_saved(run), ExitStack() as cleanup, run.launcher:
         run.check_baselines()
-        is_new = run.info.calibration is None
-        kind.prepare(run, cleanup)
+        is_new, is_operation = run.info.calibration is None, run.info.kind == OPERATION
+        if is_operation:  # each group is checked by the process that times it
+            run.save(calibration=Calibration())
+        else:
+            prepare_epochs(run, cleanup)
         if is_new:
             say_forecast(run)
-        _run_blocks(run, kind, trials)
+        if is_operation:
+            run_operations(run, trials)
+        else:
+            _run_blocks(run, trials)
     return load_run(run.folder)
 
 
@@ -335,7 +357,7 @@ def _status_saved(run: ActiveRun) -> Iterator[None]:
         run.progress.close()
 
 
-def _run_blocks(run: ActiveRun, kind: Kind, trials: list[Trial]) -> None:
+def _run_blocks(run: ActiveRun, trials: list[AnyTrial]) -> None:
     """Run the trials that the plan and the rows so far ask for."""
     failures: Counter = Counter()
     passing = set()  # skipped, or killed for lack of memory: a resumed run tries these again
@@ -349,9 +371,9 @@ def _run_blocks(run: ActiveRun, kind: Kind, trials: list[Trial]) -> None:
                 name = f"{trial.variant} {trial.role}".rstrip()
                 run.progress.next(f"block {trial.block + 1}: {name}")
                 try:
-                    started_utc, measured = utc_now(), kind.measure(run, trial.variant)
+                    started_utc, measured = utc_now(), measure_epochs(run, trial.variant)
                     trials.append(run.append(trial, "ok", started_utc=started_utc, **measured))
-                    run.progress.rate(units.rate(trials[-1].images / trials[-1].time_s))
+                    run.progress.rate(units.rate(trials[-1].images_per_s))
                     _say_disturbed(run, trials)
                 except (Skip, TrialFailed) as failure:
                     is_skipped = isinstance(failure, Skip)
@@ -375,7 +397,7 @@ def _run_blocks(run: ActiveRun, kind: Kind, trials: list[Trial]) -> None:
             _drop_unequal(run, trials)
 
 
-def _say_disturbed(run: ActiveRun, trials: Sequence[Trial]) -> None:
+def _say_disturbed(run: ActiveRun, trials: Sequence[AnyTrial]) -> None:
     """Print that the block before this one was disturbed, while users can do something."""
     last = trials[-1].block
     if run.mode.judged and sum(trial.block == last for trial in trials) == 1:
@@ -390,7 +412,7 @@ def _put_off(trial: Planned, waiting: deque[Planned]) -> None:
     waiting.insert(rest[-1] + 1 if rest else 0, trial)
 
 
-def _drop_unequal(run: ActiveRun, trials: Sequence[Trial]) -> None:
+def _drop_unequal(run: ActiveRun, trials: Sequence[AnyTrial]) -> None:
     """Drop the variants whose batches differed from the baseline's."""
     for variant, reason in unequal_work(run.info, trials).items():
         if variant not in run.dropped:

@@ -14,8 +14,11 @@ import random
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from labkit.records import RunInfo, Trial
+from labkit.records import OPERATION, AnyTrial, RunInfo
 from labkit.settings import MIN_JUDGED_BLOCKS, Mode
+
+# Of a group of operations: its interval needs many, and they take a fraction of a second.
+ROUNDS = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +67,7 @@ def plan(
 
 
 def next_trials(
-    info: RunInfo, trials: Sequence[Trial], dropped: Collection[str] = ()
+    info: RunInfo, trials: Sequence[AnyTrial], dropped: Collection[str] = ()
 ) -> list[Planned]:
     """Return the trials that a run needs next; none once it is complete.
 
@@ -90,22 +93,29 @@ def next_trials(
     ]
 
 
-def check_blocks(mode: Mode, blocks: int | None) -> int:
+def default_blocks(mode: Mode, kind: str) -> int:
+    """Return the number of blocks of a run of some kind; a block of operations is a short round."""
+    return max(mode.blocks, ROUNDS) if kind == OPERATION and mode.shuffled else mode.blocks
+
+
+def check_blocks(mode: Mode, blocks: int | None, kind: str) -> int:
     """Return the number of blocks of a run.
 
     Args:
-        mode: its number is the default.
-        blocks: the user's number; None: the mode's.
+        mode: of the run.
+        blocks: the user's number; None: as of `default_blocks`.
+        kind: of the run.
 
     Raises:
         ValueError: too few for verdicts, or several where the mode has one.
     """
-    blocks = mode.blocks if blocks is None else blocks
+    default = default_blocks(mode, kind)
+    blocks = default if blocks is None else blocks
     least = MIN_JUDGED_BLOCKS if mode.judged else 1
     if blocks < least:
         raise ValueError(
             f"blocks must be at least {least} in mode {mode.name}, got {blocks}; "
-            f"leave it out for the mode's {mode.blocks}"
+            f"leave it out for the mode's {default}"
         )
     if not mode.shuffled and blocks != 1:
         raise ValueError(

@@ -46,8 +46,7 @@ JOBS = {
     "free_loader_utilization": "labkit.runs.check_simulated",
     "count_reads": "labkit.runs.reads",
     "search_on_cuda": "labkit.runs.largest_batch",
-    "compare_operations": "labkit.runs.operation_trials",
-    "time_operation": "labkit.runs.operation_trials",
+    "time_operations": "labkit.runs.operation_trials",
 }
 SETTINGS = {field.name for field in fields(Settings)}
 # The kernel's out-of-memory killer does not say why it killed a process.
@@ -59,7 +58,7 @@ _answering = threading.Lock()
 def serve() -> None:
     """Fork a server for every run until the input ends."""
     answers = _keep_answers()
-    for module in ("cv2", "psutil", "torch.utils.data", "labkit.parts.training.model"):
+    for module in ("cv2", "PIL.Image", "psutil", "torch.utils.data", "labkit.parts.training.model"):
         importlib.import_module(module)
     for module in JOBS.values():
         importlib.import_module(module)
@@ -160,8 +159,8 @@ def _load_for_all(arguments: dict) -> None:
     from labkit.runs import operation_trials
 
     try:
-        if "task" in arguments:
-            operation_trials.load(arguments["settings"], arguments["task"])
+        if "tasks" in arguments:
+            operation_trials.load(arguments["settings"], arguments["tasks"])
             return
         parts = resolve(arguments["settings"])
         if not (parts.device.is_simulated or parts.step.trains_nothing):

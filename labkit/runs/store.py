@@ -33,7 +33,7 @@ from typing import Any
 from labkit import units
 from labkit.analysis.summary import Summary, summarize
 from labkit.files import write_whole
-from labkit.records import RUN_SCHEMA, UNKNOWN, Plain, RunInfo, Trial, read_hardware
+from labkit.records import RUN_SCHEMA, UNKNOWN, AnyTrial, Plain, RunInfo, read_hardware
 from labkit.resolve import record_facts
 from labkit.settings import AS_PUBLISHED, MODES, read_settings
 
@@ -97,7 +97,7 @@ class StoredRun:
 
     folder: Path
     info: RunInfo
-    trials: tuple[Trial, ...]
+    trials: tuple[AnyTrial, ...]
     set_aside: int = 0
     """Lines of `trials.jsonl` that were only half written, or are no rows."""
 
@@ -389,7 +389,7 @@ def _merge(shared: Facts, local: Mapping[str, Any]) -> Facts:
     return shared
 
 
-def shareable(info: RunInfo, trials: Iterable[Trial]) -> tuple[Facts, list[Facts]]:
+def shareable(info: RunInfo, trials: Iterable[AnyTrial]) -> tuple[Facts, list[Facts]]:
     """Return what of a run and its rows may leave this machine, as JSON.
 
     Raises:
@@ -404,7 +404,8 @@ def shareable(info: RunInfo, trials: Iterable[Trial]) -> tuple[Facts, list[Facts
             )
     rows = [split_local(trial.to_row())[0] for trial in trials]
     data = f"manifest {info.data.manifest_hash[:12]}"
-    for settings in (*shared["variants"].values(), *(row["settings"] for row in rows)):
+    of_rows = (row["settings"] for row in rows if "settings" in row)
+    for settings in (*shared["variants"].values(), *of_rows):
         if "data" in settings:
             settings["data"] = data
     return shared, rows
@@ -427,20 +428,20 @@ def check_version(stored: Mapping[str, Any], name: str) -> None:
         )
 
 
-def append_trial(folder: Path, trial: Trial) -> None:
-    """Add a trial's row and return when it is safely on the disk.
+def append_trials(folder: Path, *trials: AnyTrial) -> None:
+    """Add the rows of trials and return when they are safely on the disk.
 
     Raises:
         OSError: the disk is full, or cannot be written to; the message says what to do.
     """
-    text = json.dumps(trial.to_row(), ensure_ascii=False)
-    line = f"{text}\n".encode(errors="backslashreplace")  # as `write_whole`
+    text = "".join(f"{json.dumps(trial.to_row(), ensure_ascii=False)}\n" for trial in trials)
+    lines = text.encode(errors="backslashreplace")  # as `write_whole`
     with explain_unwritable(folder), (folder / TRIALS_FILE).open("ab+") as file:
         if file.tell():
             file.seek(-1, os.SEEK_END)
             if file.read(1) != b"\n":  # a crash left half a line
-                line = b"\n" + line
-        file.write(line)
+                lines = b"\n" + lines
+        file.write(lines)
         file.flush()
         os.fsync(file.fileno())
 
@@ -467,7 +468,7 @@ def load_run(folder: Path | str) -> StoredRun:
                 set_aside += bool(line.strip())
                 continue
             try:
-                trials.append(Trial.from_row(row))
+                trials.append(info.trial_type.from_row(row))
             except (AttributeError, KeyError, TypeError):  # JSON, but no row
                 set_aside += 1
     return StoredRun(folder=folder, info=info, trials=tuple(trials), set_aside=set_aside)

@@ -8,7 +8,7 @@ from widgets import below, labelled
 import labkit as lab
 from labkit.experiments.request import Request
 from labkit.panel.form import AUTO, Form
-from labkit.runs.kinds import KINDS
+from labkit.records import effective_settings
 from labkit.settings import AS_PUBLISHED, help_texts
 
 
@@ -32,7 +32,7 @@ def test_every_setting_that_all_variants_share_has_one_control_with_its_help(nam
     form.refresh()
     experiment = lab.experiment(name)
     variants = experiment.settings.values()
-    for setting in KINDS[experiment.kind].settings:
+    for setting in effective_settings(experiment.kind):
         controls = [w for w in below(form.box) if getattr(w, "description", "") == setting]
         is_shared = len({getattr(settings, setting) for settings in variants}) == 1
         assert len(controls) == is_shared

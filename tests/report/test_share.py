@@ -19,7 +19,7 @@ from labkit.report.run import open_shared
 from labkit.report.share import write
 from labkit.runs import store
 from labkit.runs.store import (
-    append_trial,
+    append_trials,
     create_run,
     find_run,
     hold,
@@ -92,7 +92,7 @@ def made(photos, tmp_path_factory):
     log = {**failed.disturbance, **names}
     medium = {**failed.medium, "device": f"//{HOST}/{OWNER}"}
     how = {"status": "failed", "reason": traceback, "disturbance": log, "medium": medium}
-    append_trial(run.folder, replace(failed, block=1, epochs=(), **how))
+    append_trials(run.folder, replace(failed, block=1, epochs=(), **how))
     return load_run(run.folder)
 
 

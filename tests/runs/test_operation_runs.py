@@ -1,18 +1,25 @@
 """Operations go through the ordinary runner: rows, table, chart."""
 
+import json
 import pickle
 import re
+from pathlib import Path
 
 import pytest
-from fake_runs import fake_grouped_run
+from fake_runs import cancelled_after_a_row, fake_grouped_run
 from figure_checks import check_texts_are_whole_and_apart, everything_written
 from jpegs import why_missing
 
 import labkit as lab
 from labkit import units
 from labkit.claims.ledger import answers
+from labkit.records import OperationTrial
 from labkit.report.run import Run
+from labkit.runs.active import ActiveRun
+from labkit.runs.process import TrialKilled
+from labkit.runs.runner import check, check_resumable
 
+EXAMPLES = Path(__file__).parents[2] / "results" / "examples" / "2-cores-emulated"
 GROUPS = ("decode, 320×240", "crop, 320×240")
 
 
@@ -30,17 +37,24 @@ def run(photos, tmp_path_factory):
     return lab.run(few(photos), blocks=1, results=results, progress=False)
 
 
-def test_a_row_has_its_group_and_says_what_it_timed(run):
+def test_a_row_is_small_and_says_what_it_timed(run):
     assert run.info.status == "finished"
     measured = [trial for trial in run.trials if trial.status == "ok"]
-    assert {trial.group for trial in measured} == set(GROUPS)
+    assert {run.info.group_of(trial.variant) for trial in measured} == set(GROUPS)
     twice = {(t.block, t.variant, t.role) for t in measured if t.role}
     assert len(twice) == 2 * len(GROUPS)
     for trial in measured:
-        assert trial.time_s > 0
-        assert trial.variant == f"{trial.group}: {trial.settings['library']}"
-        assert (trial.images, trial.labels) == (1, {"input": "in memory", "threads": "1"})
+        assert trial.image_s > 0 and trial.calls >= 4
+        assert trial.labels == {"input": "in memory", "threads": "1"}
         assert "steal_share" in trial.disturbance
+    lines = (run.folder / "trials.jsonl").read_text().splitlines()
+    assert max(map(len, lines)) < 500 and "epochs" not in "".join(lines)
+
+
+def test_quick_mode_has_ten_rounds_unless_the_user_asks_for_another_number(photos):
+    assert check(few(photos), "quick", None)[0].blocks == 10
+    assert check(few(photos), "quick", 2)[0].blocks == 2
+    assert check(few(photos), "document", None)[0].blocks == 1
 
 
 def test_each_group_is_divided_by_its_own_baseline(run):
@@ -63,6 +77,53 @@ def test_table_and_chart_show_groups(run):
     titles = [axes.get_title(loc="left") for axes in chart.axes]
     assert titles == [*GROUPS]
     assert {path.name for path in Run.save(run)} >= {"table.csv", "chart.png"}
+
+
+def test_a_killed_process_costs_its_group_alone_and_a_resumed_run_times_it(
+    photos, tmp_path, monkeypatch
+):
+    with monkeypatch.context() as patched:
+        ask = ActiveRun.ask
+
+        def killed(run, job, **arguments):
+            if any(task["operation"] == "crop" for task in arguments["tasks"].values()):
+                raise TrialKilled("the trial's process was killed by SIGSEGV; see worker.log")
+            return ask(run, job, **arguments)
+
+        patched.setattr(ActiveRun, "ask", killed)
+        broken = lab.run(few(photos), blocks=1, results=tmp_path, progress=False)
+    rows = {row.variant: row for row in broken.summary.rows}
+    assert rows["decode, 320×240: opencv"].status == "ok"
+    assert rows["crop, 320×240: pillow"].status == "failed"
+    assert rows["crop, 320×240: numpy"].reason.endswith("was killed by SIGSEGV; see worker.log")
+    rows = {row.variant: row for row in lab.resume(broken.folder, progress=False).summary.rows}
+    assert rows["crop, 320×240: numpy"].status == "ok"
+
+
+def test_a_cancelled_run_keeps_its_finished_groups_and_is_completed(photos, tmp_path):
+    cancelled = lab.run(few(photos), blocks=2, results=tmp_path, **cancelled_after_a_row())
+    assert cancelled.info.status == "cancelled"
+    done = {cancelled.info.group_of(t.variant) for t in cancelled.trials if t.status == "ok"}
+    assert len(done) == 1
+    completed = lab.resume(cancelled.folder, progress=False)
+    assert completed.info.status == "finished"
+    assert completed.trials[: len(cancelled.trials)] == cancelled.trials
+    timed = [(t.variant, t.block, t.role) for t in completed.trials if t.status == "ok"]
+    assert len(timed) == len(set(timed))
+    assert {completed.info.group_of(name) for name, _, _ in timed} == set(GROUPS)
+
+
+# --- runs of earlier versions, which timed each operation in a process of its own ------------
+
+
+def test_a_run_of_an_earlier_version_has_its_numbers_and_is_not_resumed():
+    old = lab.find_run(EXAMPLES / "lookups")
+    assert {type(trial) for trial in old.trials} == {OperationTrial}
+    first = json.loads((old.folder / "trials.jsonl").read_text().splitlines()[0])
+    (epoch,) = first["epochs"]
+    assert (old.trials[0].image_s, old.trials[0].calls) == (epoch["epoch_s"], epoch["steps"])
+    with pytest.raises(ValueError, match="must have operations that were timed in rounds, got "):
+        check_resumable(old)
 
 
 def test_a_broken_photograph_ends_the_run_and_is_named(photos, tmp_path):

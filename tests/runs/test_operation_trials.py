@@ -20,10 +20,11 @@ from labkit.parts.packing.folder import open_folder, write_folder
 from labkit.runs.operation_trials import (
     AGREEMENTS,
     OPERATIONS,
+    Timed,
     compare_operations,
     difference,
     draw_labels,
-    time_calls,
+    time_operations,
 )
 
 KEYS = [key for key in OPERATIONS if not why_missing(key[1])]
@@ -130,24 +131,78 @@ def test_other_work_fails_and_a_missing_library_is_skipped(photos, monkeypatch):
 # --- timing -------------------------------------------------------------------------------
 
 
-def timed(inputs, seconds):
-    """Time calls that take as many seconds as their input says."""
+def timed(inputs, seconds, slow=()):
+    """Time calls that take as many seconds as their input; those of some numbers a second more."""
     clock, calls = FakeClock(), []
 
     def call(given):
-        calls.append((given, gc.isenabled()))
-        clock.sleep(given)
+        calls.append(gc.isenabled())
+        clock.sleep(given + (len(calls) in slow))
 
-    return SimpleNamespace(found=time_calls(call, inputs, seconds, clock), calls=calls)
+    found = Timed.of(call, inputs, seconds, clock)
+    chosen = len(calls)
+    return SimpleNamespace(timed=found, chosen=chosen, call_s=found.measure(), calls=calls)
 
 
-def test_every_input_is_called_as_often_until_all_calls_take_long_enough():
-    run = timed([0.01, 0.03], seconds=0.1)
-    # Two calls on the first to choose the number: 0.05 s of 0.01 s each are five.
-    assert run.found == (pytest.approx(0.02), 10)
-    assert [given for given, _ in run.calls] == [0.01] * 7 + [0.03] * 5
+def test_a_repeat_is_long_and_a_round_has_as_many_as_take_the_seconds_asked_for():
+    run = timed([2e-5, 6e-5], seconds=0.005)
+    # 8 calls of the statement, which is both inputs, are 0.64 ms; 4 would be less than 0.5 ms.
+    assert (run.timed.number, run.timed.repeats) == (8, 8)
+    assert run.timed.calls == len(run.calls) - run.chosen == 128
+    assert run.call_s == pytest.approx(4e-5)
+
+
+def test_a_slow_operation_is_called_once_a_round_for_each_input():
+    run = timed([0.3, 0.5], seconds=0.02)
+    assert (run.timed.calls, run.call_s) == (2, pytest.approx(0.4))
+
+
+def test_one_interrupted_call_changes_neither_the_choice_nor_the_time():
+    quiet = timed([1e-5], seconds=0.005)
+    first = timed([1e-5], seconds=0.005, slow={1})
+    later = timed([1e-5], seconds=0.005, slow={quiet.chosen + 10})
+    assert (first.timed.number, first.call_s) == (quiet.timed.number, pytest.approx(1e-5))
+    assert later.call_s == pytest.approx(1e-5)
 
 
 def test_nothing_is_collected_while_timing_and_the_collector_is_left_as_it_was():
-    assert not any(collecting for _, collecting in timed([0.01], seconds=0.05).calls)
+    assert not any(timed([0.01], seconds=0.05).calls)
     assert gc.isenabled()
+
+
+def planned_of(tasks, baseline, blocks=2):
+    """Each task once a block, the baseline twice."""
+    labels = [(baseline, "A1"), *((label, "") for label in tasks if label != baseline)]
+    labels.append((baseline, "A2"))
+    return [
+        {"block": block, "position": position, "variant": label, "role": role}
+        for block in range(blocks)
+        for position, (label, role) in enumerate(labels)
+    ]
+
+
+def test_a_group_is_timed_round_by_round_in_the_order_planned(photos):
+    tasks = tasks_of([("crop", "pillow"), ("crop", "numpy")])
+    planned = planned_of(tasks, "crop pillow")
+    found = time_operations(lab.Settings(data=str(photos)), tasks, planned, seconds=0.001)
+    assert found["verdicts"] == dict.fromkeys(tasks, ("ok", ""))
+    assert [(t.block, t.position, t.variant, t.role) for t in found["trials"]] == [
+        (t["block"], t["position"], t["variant"], t["role"]) for t in planned
+    ]
+    for trial in found["trials"]:
+        assert trial.calls * trial.image_s > 0.0005
+        assert trial.labels == {"input": "in memory", "threads": "1"}
+        assert "steal_share" in trial.disturbance
+
+
+def test_without_its_baseline_a_group_is_not_timed(photos, monkeypatch):
+    def missing(pixels):
+        raise ImportError("pip install it")
+
+    broken = Operation(lambda picture: picture.pixels, missing)
+    monkeypatch.setitem(OPERATIONS, ("crop", "pillow"), broken)
+    tasks = tasks_of([("crop", "pillow"), ("crop", "numpy")])
+    planned = planned_of(tasks, "crop pillow")
+    found = time_operations(lab.Settings(data=str(photos)), tasks, planned, seconds=0.001)
+    assert found["verdicts"]["crop pillow"] == ("skipped", "pip install it")
+    assert found["trials"] == []

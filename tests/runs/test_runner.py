@@ -5,7 +5,6 @@ import os
 import re
 import signal
 from collections import Counter
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -25,7 +24,7 @@ from labkit.parts.storage import locate
 from labkit.pipeline import shuffled_images
 from labkit.records import Hardware
 from labkit.resolve import stored_folder
-from labkit.runs.kinds import KINDS
+from labkit.runs import runner
 from labkit.runs.runner import check
 from labkit.settings import AS_PUBLISHED
 
@@ -188,14 +187,14 @@ def test_what_goes_wrong_is_told_apart_and_the_rest_is_measured(faulty):
 @pytest.mark.parametrize("skipped", [(0, 2), (0, 1)], ids=["once a block", "twice"])
 def test_a_trial_that_is_skipped_is_tried_once_more(photos, tmp_path, monkeypatch, skipped):
     reason, attempts = "cold data must have at most 2.0 % in memory, but 3.1 %", itertools.count()
-    kind = KINDS["epochs"]
+    measure_epochs = runner.measure_epochs
 
     def measure(run, label):
         if label == "v" and next(attempts) in skipped:
             raise Skip(reason)
-        return kind.measure(run, label)
+        return measure_epochs(run, label)
 
-    monkeypatch.setitem(KINDS, "epochs", replace(kind, measure=measure))
+    monkeypatch.setattr(runner, "measure_epochs", measure)
     run = compare(photos, tmp_path, {"base": {}, "v": {}}, blocks=2)
     row = run.summary.rows[1]
     if skipped == (0, 2):

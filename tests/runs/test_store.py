@@ -15,7 +15,7 @@ from labkit.cli import main
 from labkit.report.report import method_facts
 from labkit.runs import store
 from labkit.runs.store import (
-    append_trial,
+    append_trials,
     create_run,
     find_run,
     hold,
@@ -29,7 +29,7 @@ TRIAL = fake_trial("a", 0, "A1")
 
 def test_a_trial_comes_back_as_it_was(tmp_path):
     folder = create_run(tmp_path, INFO)
-    append_trial(folder, TRIAL)
+    append_trials(folder, TRIAL)
     (back,) = load_run(folder).trials
     assert back == TRIAL
     assert (back.time_s, back.images) == (2.0, 320)
@@ -57,7 +57,7 @@ def test_settings_of_another_version_are_shown_and_kept_but_not_run(tmp_path):
     variants = {"a": {"num_workers": 3, "turbo": 5, "cache": "hot"}}
     folder = create_run(tmp_path, fake_info(["a"], variants=variants))
     for line in (TRIAL, replace(TRIAL, role="A2")):
-        append_trial(folder, line)
+        append_trials(folder, line)
     info = load_run(folder).info
     assert (info.variants["a"].num_workers, info.variants["a"].cache) == (3, "cold")
     assert json.loads((folder / "run.json").read_text())["variants"]["a"].items() >= {
@@ -138,7 +138,7 @@ def test_a_run_is_held_by_one_process_until_it_ends_even_by_a_kill(tmp_path):
     with pytest.raises(RuntimeError, match=f"^{re.escape(message)}$"):
         with hold(folder):
             pass
-    append_trial(folder, TRIAL)  # rows are added beneath the lock, and reading needs none
+    append_trials(folder, TRIAL)  # rows are added beneath the lock, and reading needs none
     assert len(load_run(folder).trials) == 1
     holder.send_signal(signal.SIGKILL)
     holder.communicate()
