@@ -473,7 +473,7 @@ class ReadCounts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dial:
+class XAxis:
     """How often the training loop does something, as one setting."""
 
     setting: str
@@ -520,11 +520,9 @@ class RunInfo:
     order_seed: int
     published: Mapping[str, float] = field(default_factory=dict)
     """Label -> the document's normalized time."""
-    singles: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """Label of a published combination -> the published time of each of its changes alone."""
     source: str = ""
     """Document and section."""
-    dial: Dial | None = None
+    x_axis: XAxis | None = None
     compared_images: int | None = None
     """How many images of the last batches are compared; None: whole batches."""
     created_utc: str

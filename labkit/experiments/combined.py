@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from labkit.experiments import prefetching, preprocessing, storage
 from labkit.machine.page_cache import can_evict
-from labkit.runs.experiment import Experiment, full_only, published_by
+from labkit.runs.experiment import Variants, as_experiment, full_only, published_by
 from labkit.settings import Settings, with_settings
 
 # Normalized times that [004] reported: the bar labels of its charts (DOCUMENTS 0.1).
@@ -18,7 +18,23 @@ PUBLISHED = {
 }
 
 
-def combined(base: Settings) -> Experiment:
+# Published combination -> the published time of each of its changes alone.
+SINGLE_EFFECTS = {
+    f"ssd + {prefetcher} + on_device": {
+        "ssd": storage.PUBLISHED["ssd"],
+        prefetcher: prefetching.PUBLISHED[prefetcher],
+        "on_device": preprocessing.PUBLISHED["simplified"],
+    }
+    for prefetcher in ("data_prefetcher", "prefetch_generator")
+}
+
+
+@as_experiment(
+    "How much do the documents' remedies save together?",
+    source="[004] section 3.4: 39 % together",
+    is_default=True,
+)
+def combined(base: Settings) -> Variants:
     """Compare the documents' remedies together with what they started from.
 
     Full mode measures all combinations, and loading and computing alone.
@@ -37,14 +53,6 @@ def combined(base: Settings) -> Experiment:
         for values in itertools.product(*levels.values())
     }
     original = combinations.pop("hdd + none + loops")
-    single_effects = {
-        f"ssd + {prefetcher} + on_device": {
-            "ssd": storage.PUBLISHED["ssd"],
-            prefetcher: prefetching.PUBLISHED[prefetcher],
-            "on_device": preprocessing.PUBLISHED["simplified"],
-        }
-        for prefetcher in ("data_prefetcher", "prefetch_generator")
-    }
     floors = {
         f"loading alone: {disk} + {code}": replace(
             base, storage=disk, preprocessor=code, step="nothing"
@@ -57,21 +65,12 @@ def combined(base: Settings) -> Experiment:
         )
         for code in levels["preprocessor"]
     }
-    return Experiment(
-        "combined",
-        question="How much do the documents' remedies save together?",
-        variants=published_by(
-            PUBLISHED,
-            {
-                "original": original,
-                **{label: combinations.pop(label) for label in single_effects},
-                **full_only({**combinations, **floors}),
-            },
-        ),
-        single_effects=single_effects,
-        source="[004] section 3.4: 39 % together",
-        is_default=True,
-    )
+    variants = {
+        "original": original,
+        **{label: combinations.pop(label) for label in SINGLE_EFFECTS},
+        **full_only({**combinations, **floors}),
+    }
+    return published_by(PUBLISHED, variants)
 
 
 EXPERIMENTS = (combined,)

@@ -155,5 +155,5 @@ def over_device_speeds(experiment: Experiment, cache: str | None = None) -> Expe
         variants=grouped,
         baseline=f"{THIS_DEVICE if is_real else 'x = 1'}: {baseline}",
         as_published={},
-        dial=None,
+        x_axis=None,
     )

@@ -170,7 +170,6 @@ def sampling(base: Settings) -> Variants:
         "shuffled": base,
         "in order": replace(base, shuffle=False),
         "iterable data set": by("torch_iterable"),
-        "joined in the loop": by("torch_joined_in_loop"),
         "joined without a copy, in threads": by("threads"),
     }
 

@@ -83,9 +83,9 @@ def kinds(summary: Summary) -> dict[str, Callable[[Summary], Figure]]:
     if {"cold", "warm"} <= caches:
         found["epochs"] = epochs
     if find_series(summary):
-        found["dial"] = dial
+        found["curve"] = curve
     elif find_sizes(summary):
-        found["dial"] = dial_of_sizes
+        found["curve"] = curve_of_sizes
     return found
 
 
@@ -406,7 +406,7 @@ def _draw_speeds(axes: Axes, compared: Mapping[float, Summary]) -> list[Artist]:
     return handles
 
 
-# --- dial -----------------------------------------------------------------------------------
+# --- curve -----------------------------------------------------------------------------------
 
 NEGLIGIBLE, NEGLIGIBLE_SAID = 0.01, "less than 1 % from"
 GROUP = 0.84  # width of the points and the advice at one position, in positions
@@ -435,30 +435,30 @@ def find_series(summary: Summary) -> dict[str, Points]:
 
     Returns:
         What else differs from the baseline, as "checkpoint_writer thread" -> points; nothing
-        where the experiment has no dial, or its baseline has a place on it.
+        where the experiment has no x axis, or its baseline has a place on it.
     """
-    dial = summary.info.dial
-    if not dial:
+    x_axis = summary.info.x_axis
+    if not x_axis:
         return {}
     base = summary.info.settings_of(summary.baseline)
     found: dict[str, Points] = {}
     for row in summary.rows:
         settings = summary.info.settings_of(row.variant)
-        steps: Any = settings.get(dial.setting)
+        steps: Any = settings.get(x_axis.setting)
         if not steps or row.variant == summary.baseline or row.normalized_time is None:
             continue
         apart = [
             f"{name} {units.text_of(value)}"
             for name, value in settings.items()
-            if name != dial.setting and value != base.get(name)
+            if name != x_axis.setting and value != base.get(name)
         ]
-        if not apart and base.get(dial.setting):
+        if not apart and base.get(x_axis.setting):
             return {}
         found.setdefault(", ".join(apart), []).append((steps, row))
     return {name: sorted(points, key=itemgetter(0)) for name, points in found.items()}
 
 
-def dial(summary: Summary) -> Figure:
+def curve(summary: Summary) -> Figure:
     """Draw normalized time over the number of steps between two events.
 
     Returns:
@@ -472,15 +472,15 @@ def dial(summary: Summary) -> Figure:
             cheap = next(row.variant for steps, row in points if steps == limit)
             shown.append(f"{NEGLIGIBLE_SAID} {cheap}")
     with page() as figure:
-        handles = _draw_dial(figure.add_subplot(), summary, found)
+        handles = _draw_curve(figure.add_subplot(), summary, found)
         frame(figure, *around(summary), 3.9, handles, shown=shown, columns=3)
     return figure
 
 
-def _draw_dial(axes: Axes, summary: Summary, found: Mapping[str, Points]) -> list[Artist]:
+def _draw_curve(axes: Axes, summary: Summary, found: Mapping[str, Points]) -> list[Artist]:
     from matplotlib.lines import Line2D
 
-    chosen, advice = summary.info.dial, summary.info.dial.advice
+    chosen, advice = summary.info.x_axis, summary.info.x_axis.advice
     every = [*chain(*found.values())]
     steps = sorted({n for n, _ in every} | ({advice} if advice else set()))
     places = {n: place for place, n in enumerate(steps)}  # 1, 10, 100 lie equally far apart
@@ -530,7 +530,7 @@ def _negligible_from(points: Points) -> int | None:
     return least
 
 
-# --- dial of sizes --------------------------------------------------------------------------
+# --- curve of sizes --------------------------------------------------------------------------
 
 SAMPLE_LINE = {"color": INK, "linewidth": 1.2}
 SHARE_LINE = {"color": SOFT_INK, "linewidth": 1, "linestyle": (0, (1, 2))}
@@ -554,7 +554,7 @@ def find_sizes(summary: Summary) -> dict[str, dict[str, Points]]:
     return found
 
 
-def dial_of_sizes(summary: Summary) -> Figure:
+def curve_of_sizes(summary: Summary) -> Figure:
     """Draw the time per image over the size of what is looked up, beside a sample's.
 
     Returns:

@@ -15,6 +15,7 @@ from labkit.analysis.roofline import ALONE, pipelines
 from labkit.analysis.simulated import warnings
 from labkit.analysis.summary import Row, epoch_bars, ratios
 from labkit.analysis.winner import other_work, winner
+from labkit.experiments.combined import SINGLE_EFFECTS
 from labkit.machine import hardware
 from labkit.parts.training.exchange import LINK, NO_SYNC, NOOP
 from labkit.records import Cost, ReadCounts, Trial
@@ -356,7 +357,7 @@ def _combinations(run: StoredRun) -> Table | None:
         predicted = [*_compose(list(map(_time, singles))), _max_model(*map(_time, parts))]
         missing = "to predict, run all variants in full mode" if None in [*singles, *parts] else ""
         cells.append(_predicted(row.variant, row, predicted, reason(row) or missing))
-    for label, times in run.info.singles.items():
+    for label, times in SINGLE_EFFECTS.items():
         if (row := rows.get(label)) and row.published:
             published = Row(variant="", status="ok", normalized_time=row.published)
             predicted, remark = [*_compose([*times.values()]), None], "single runs, no interval"

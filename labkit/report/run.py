@@ -62,7 +62,7 @@ class Run(StoredRun):
 
         Args:
             kind: one of `charts`; None: the first. "times": normalized times; "epochs": the epochs
-                one by one, with what was in memory and what came from a disk; "dial": normalized
+                one by one, with what was in memory and what came from a disk; "curve": normalized
                 time over how often the training loop does something, or the time of look-ups over
                 what they are made in; "roofline": training speed over the speed of the device.
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any
 
-from labkit.records import EPOCHS, Dial
+from labkit.records import EPOCHS, XAxis
 from labkit.runs.store import RESERVED
 from labkit.settings import CORRECTED, PROTOCOLS, Settings, pick
 
@@ -60,8 +60,6 @@ class Experiment:
     """The label that all others of its group are divided by; unset: the first variant's."""
     kind: str = EPOCHS
     """What a trial times, one of `labkit.records.KINDS`."""
-    single_effects: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """Label of a published combination -> the published time of each of its changes alone."""
     source: str = ""
     """Document and section."""
     protocol: str = CORRECTED
@@ -75,7 +73,7 @@ class Experiment:
     depends on that."""
     is_default: bool = False
     """Whether `labkit run` runs it by default."""
-    dial: Dial | None = None
+    x_axis: XAxis | None = None
     """The setting whose steps are the axis of a second chart."""
     fallback: Callable[[Experiment, str], Experiment] | None = None
     """Returns what to run instead of an experiment whose throttled disk cannot be put up.

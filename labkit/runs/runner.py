@@ -180,9 +180,8 @@ def check(
             for label, variant in wanted.items()
             if variant.published is not None
         },
-        singles=dict(experiment.single_effects),
         source=experiment.source,
-        dial=experiment.dial,
+        x_axis=experiment.x_axis,
         # Of the last batches: as many as the smallest has.
         compared_images=min(filter(None, (s.batch_size for s in variants.values())), default=None),
         skipped=skipped,

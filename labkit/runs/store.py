@@ -274,6 +274,8 @@ def _migrate(stored: Mapping[str, Any]) -> Facts:
     notes, mode, provenance = (facts.get(name) for name in ("notes", "mode", "provenance"))
     if facts["schema"] < 2 and isinstance(notes, list) and notes:  # they named files
         facts |= {"notes": [], "local_notes": notes}
+    if "dial" in facts:
+        facts["x_axis"] = facts["dial"]
     if "shuffled" not in facts and isinstance(mode, str):
         facts["shuffled"] = mode not in MODES or MODES[mode].shuffled
     if isinstance(provenance, dict):  # unknown was the word, also where a number is expected

@@ -223,14 +223,14 @@ def test_what_cannot_stand_side_by_side_is_refused_by_name(runs, got):
         lab.compare(runs)
 
 
-# --- dial -----------------------------------------------------------------------------------
+# --- curve -----------------------------------------------------------------------------------
 
 LOGS = {"every step": 1.05, "every 10 steps": 1.004, "every 100 steps": 1.0}
-DIALS = [name for name in CATALOG if CATALOG[name](Settings()).dial]
+CURVES = [name for name in CATALOG if CATALOG[name](Settings()).x_axis]
 RING = 11  # size of the mark from which on a cost is negligible
 
 
-def dial_summary(name, times, *, blocks=10, noise=0.0005, **info):
+def curve_summary(name, times, *, blocks=10, noise=0.0005, **info):
     """A run of an experiment of the catalog in full mode; the baseline's time is 1."""
     experiment = CATALOG[name](Settings(data="data/photos"))
     known = experiment.settings
@@ -238,7 +238,7 @@ def dial_summary(name, times, *, blocks=10, noise=0.0005, **info):
     labels = [*times, *info.get("skipped", {})]
     made = {
         "experiment": name, "mode": "full", "source": experiment.source, "blocks": blocks,
-        "dial": asdict(experiment.dial), "variants": {x: asdict(known[x]) for x in labels},
+        "x_axis": asdict(experiment.x_axis), "variants": {x: asdict(known[x]) for x in labels},
     }  # fmt: skip
     info = fake_info(labels, **{**info, **made})
     return summarize(info, fake_trials(times, blocks=blocks, noise=noise) if blocks else [])
@@ -252,41 +252,41 @@ def all_of(name, time=1.2):
     return {label: 1 + (time - 1) / n for label, n in steps.items()}
 
 
-def dial(name="logs", times=LOGS, **more):
-    return charts.dial(dial_summary(name, times, **more))
+def curve(name="logs", times=LOGS, **more):
+    return charts.curve(curve_summary(name, times, **more))
 
 
-@pytest.mark.parametrize("name", DIALS)
-def test_every_variant_of_a_dial_has_its_place(name):
-    summary = dial_summary(name, all_of(name))
+@pytest.mark.parametrize("name", CURVES)
+def test_every_variant_of_a_curve_has_its_place(name):
+    summary = curve_summary(name, all_of(name))
     series = charts.find_series(summary)
     assert sum(map(len, series.values())) == len(all_of(name))
-    drawn = charts.dial(summary).axes[0].lines
+    drawn = charts.curve(summary).axes[0].lines
     heights = [list(line.get_ydata()) for line in drawn]
     for points in series.values():
         assert [row.normalized_time for _, row in points] in heights
 
 
-def test_a_series_of_a_dial_is_named_by_what_else_differs_from_the_baseline():
-    names = charts.find_series(dial_summary("checkpoints", all_of("checkpoints")))
+def test_a_series_of_a_curve_is_named_by_what_else_differs_from_the_baseline():
+    names = charts.find_series(curve_summary("checkpoints", all_of("checkpoints")))
     assert list(names) == ["", "saver thread", "checkpoint_to tmpfs"]
-    names = charts.find_series(dial_summary("evaluation", all_of("evaluation")))
+    names = charts.find_series(curve_summary("evaluation", all_of("evaluation")))
     assert list(names) == ["metrics loops", "metrics vectorized"]
     quick = lab.choose(lab.experiment("logs"), baseline="every 10 steps")
-    summary = dial_summary("logs", all_of("logs"))
+    summary = curve_summary("logs", all_of("logs"))
     info = replace(summary.info, baseline=quick.baseline)
     assert charts.find_series(replace(summary, info=info, baseline=quick.baseline)) == {}
 
 
-def test_the_axis_of_a_dial_starts_at_zero_and_shows_the_documents_advice():
-    figure = dial(times={"every step": 1.2})  # also where nobody measured the advice
+def test_the_axis_of_a_curve_starts_at_zero_and_shows_the_documents_advice():
+    figure = curve(times={"every step": 1.2})  # also where nobody measured the advice
     (axes,) = figure.axes
     assert axes.get_ylim()[0] == 0
     assert [t.get_text() for t in axes.get_xticklabels()] == ["1", "100", "never"]
     (band,) = axes.patches
     assert band.get_x() < 1 < band.get_x() + band.get_width()
     assert "[001] 5.1: every 100 steps" in everything_written(figure)
-    assert not dial("checkpoints", {"every 10 steps": 1.3}).axes[0].patches
+    assert not curve("checkpoints", {"every 10 steps": 1.3}).axes[0].patches
 
 
 @pytest.mark.parametrize(
@@ -299,8 +299,8 @@ def test_the_axis_of_a_dial_starts_at_zero_and_shows_the_documents_advice():
         ({"every 100 steps": 1.0}, {"noise": 0.1}, None),
     ],
 )
-def test_a_dial_marks_from_how_many_steps_on_the_cost_is_negligible(times, more, place):
-    figure = dial(times=times, **more)
+def test_a_curve_marks_from_how_many_steps_on_the_cost_is_negligible(times, more, place):
+    figure = curve(times=times, **more)
     rings = [line for line in figure.axes[0].lines if line.get_markersize() == RING]
     assert [ring.get_xdata()[0] for ring in rings] == ([] if place is None else [place])
     told = "" if place is None else f"less than 1 % from {list(LOGS)[place]}."
@@ -495,12 +495,12 @@ AWKWARD = {
     ),
     "runs, nothing": lambda: lab.compare([NO_ROWS, their_run(), NO_ROWS]),
     "runs, nothing known": lambda: lab.compare([fake_machine_run(provenance={})] * 2),
-    "dial": lambda: dial("logs", all_of("logs")),
-    "dial, much noise": lambda: dial(
+    "curve": lambda: curve("logs", all_of("logs")),
+    "curve, much noise": lambda: curve(
         "metric_reports", all_of("metric_reports"), noise=0.4, blocks=2
     ),
-    "dial, slow": lambda: dial("checkpoints", all_of("checkpoints", 1_234)),
-    "dial, nothing": lambda: dial("logs", {}, skipped=NO_ROOM, blocks=0),
+    "curve, slow": lambda: curve("checkpoints", all_of("checkpoints", 1_234)),
+    "curve, nothing": lambda: curve("logs", {}, skipped=NO_ROOM, blocks=0),
     "roofline": lambda: roofline(published={"simplified": 0.661}),
     "roofline, all alike": lambda: roofline(dict.fromkeys("abcdefgh", 210.0), speeds=(1, 2)),
     "roofline, long names": lambda: roofline(long_names(LOADING), noise=0.2, device=20_000.0),

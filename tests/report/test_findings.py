@@ -218,13 +218,13 @@ def test_a_quick_run_shows_what_was_measured_and_the_documents_own_sums(tmp_path
     (tmp_path / "labkit.toml").write_text("broken")
     monkeypatch.chdir(tmp_path)
     best = arm("ssd", "prefetch_generator", "on_device")
-    singles = {"ssd": 0.860, "prefetch_generator": 0.894, "on_device": 0.661}
-    published = {"published": {"best": 0.61}, "singles": {"best": singles}}
-    shown = predictions({"original": (arm(), 1.0), "best": (best, 0.6)}, **published)
-    assert shown.loc["best", "measured"] == pytest.approx(0.6)
-    assert shown.loc["best", list(MODELS)].isna().all()
-    assert shown.loc["best", "remark"] == "to predict, run all variants in full mode"
-    document = shown.loc["published: best"]
+    label = "ssd + prefetch_generator + on_device"
+    arms = {"original": (arm(), 1.0), label: (best, 0.6)}
+    shown = predictions(arms, published={label: 0.61})
+    assert shown.loc[label, "measured"] == pytest.approx(0.6)
+    assert shown.loc[label, list(MODELS)].isna().all()
+    assert shown.loc[label, "remark"] == "to predict, run all variants in full mode"
+    document = shown.loc[f"published: {label}"]
     assert list(document[["measured", *MODELS[:3]]]) == pytest.approx(
         [0.61, 0.415, 0.860 * 0.894 * 0.661, 0.661]
     )

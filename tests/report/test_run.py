@@ -27,44 +27,47 @@ def test_a_run_as_in_the_document_never_hides_the_corrected_one(tmp_path):
     assert lab.find_run("99990101", tmp_path).folder == published
 
 
-DIALLED = {"never": 1.0, "every step": 1.3, "every 100 steps": 1.0}
+OVER_STEPS = {"never": 1.0, "every step": 1.3, "every 100 steps": 1.0}
 
 
-def make_dialled_run(results, times=DIALLED):
-    """A run with a dial as it lies on disk; the first variant is the baseline."""
+def make_curve_run(results, times=OVER_STEPS):
+    """A run over steps as it lies on disk; the first variant is the baseline."""
     variants = {
         label: {"report_every": {"every step": 1, "every 100 steps": 100}.get(label, 0)}
         for label in times
     }
-    dial = {"setting": "report_every", "advice": 100, "source": "[001] 5.1"}
-    info = fake_info([*times], experiment="mine", mode="full", variants=variants, dial=dial)
+    x_axis = {"setting": "report_every", "advice": 100, "source": "[001] 5.1"}
+    info = fake_info([*times], experiment="mine", mode="full", variants=variants, x_axis=x_axis)
     return make_run(results, info, fake_trials(times, blocks=6, noise=0.001))
 
 
-def test_a_run_with_a_dial_has_it_as_its_second_chart_everywhere(tmp_path):
-    run = make_dialled_run(tmp_path)
-    assert run.charts == ("times", "dial")
+def test_a_run_over_steps_has_it_as_its_second_chart_everywhere(tmp_path):
+    run = make_curve_run(tmp_path)
+    assert run.charts == ("times", "curve")
     kinds = ("png", "svg", "pdf")
-    files = {f"{chart}.{kind}" for chart in ("chart", "dial") for kind in kinds}
+    files = {f"{chart}.{kind}" for chart in ("chart", "curve") for kind in kinds}
     assert {path.name for path in run.save()} == {"table.csv", *files}
-    assert "less than 1 % from every 100 steps" in run.chart("dial").get_label()
+    assert "less than 1 % from every 100 steps" in run.chart("curve").get_label()
     paths = run.report(tmp_path / "out")
     assert paths[0].read_text(encoding="utf-8").count("<img ") == 2
-    assert [path.stem for path in paths if path.suffix == ".svg"] == ["1-mine-times", "1-mine-dial"]
+    assert [path.stem for path in paths if path.suffix == ".svg"] == [
+        "1-mine-times",
+        "1-mine-curve",
+    ]
 
 
 @pytest.mark.parametrize(
     "times",
     [
-        {"never": 1.0, "mine": 1.1},  # nothing lies along the dial
+        {"never": 1.0, "mine": 1.1},  # nothing lies along the axis
         {"every step": 1.0, "every 100 steps": 0.9},  # the baseline itself lies along it
     ],
 )
 def test_a_chart_that_a_run_does_not_have_is_refused_with_the_choices(tmp_path, times):
-    run = make_dialled_run(tmp_path, times)
+    run = make_curve_run(tmp_path, times)
     assert run.charts == ("times",)
-    with pytest.raises(ValueError, match="kind must be one of times, got 'dial'"):
-        run.chart("dial")
+    with pytest.raises(ValueError, match="kind must be one of times, got 'curve'"):
+        run.chart("curve")
 
 
 def test_a_run_of_cold_and_warm_variants_shows_epochs_and_compares_memory_with_disks(tmp_path):

@@ -159,8 +159,8 @@ def test_what_is_looked_up_takes_a_share_of_a_sample(looked_up):
         assert (look_ups is None) == ("label" not in row.group)
 
 
-def test_the_dial_shows_every_look_up_beside_a_samples_time(looked_up):
-    figure = looked_up.chart("dial")
+def test_the_curve_shows_every_look_up_beside_a_samples_time(looked_up):
+    figure = looked_up.chart("curve")
     rows = {row.variant: row for row in looked_up.summary.rows}
     sample_s = rows.pop("one sample: decoded and preprocessed").time_s
     drawn = [list(line.get_ydata()) for axes in figure.axes for line in axes.lines]

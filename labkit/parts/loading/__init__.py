@@ -23,7 +23,6 @@ from labkit.parts.loading.tf_data import load_as_published, load_tfrecords, load
 from labkit.parts.loading.threads import load_with_threads
 from labkit.parts.loading.torch_loader import (
     IterableLoader,
-    LoopJoiningLoader,
     ResidentLoader,
     load_with_torch,
 )
@@ -84,9 +83,6 @@ class Loader(Part):
 LOADERS: dict[str, Callable[[Source, Settings], Iterable]] = {
     "torch": Loader(load_with_torch, workers="processes"),
     "torch_iterable": Loader(partial(load_with_torch, make=IterableLoader), workers="processes"),
-    "torch_joined_in_loop": Loader(
-        partial(load_with_torch, make=LoopJoiningLoader), workers="processes"
-    ),
     "threads": Loader(load_with_threads, workers="threads"),
     "resident": Loader(ResidentLoader, repeats_one_batch=True),
     "tf_data": Loader(load_with_tf_data, reads="folder"),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from labkit.parts.loading.source import Source, pin
 from labkit.settings import Settings
@@ -38,8 +38,7 @@ def load_with_torch(
 
     workers = settings.num_workers
     if workers and torch.multiprocessing.get_sharing_strategy() == "file_descriptor":
-        entries = TENSORS * (settings.batch_size if make is LoopJoiningLoader else 1)
-        _check_open_files(workers, entries * (workers * settings.prefetch_factor + HELD))
+        _check_open_files(workers, TENSORS * (workers * settings.prefetch_factor + HELD))
     loader = (make or torch.utils.data.DataLoader)(
         source,
         batch_size=settings.batch_size,
@@ -147,26 +146,3 @@ class _Shares:
         for batch in self.keys[first::step]:
             for key in batch.tolist():
                 yield self.dataset[tuple(key)]
-
-
-class LoopJoiningLoader:
-    """A DataLoader whose workers send single samples, which the training loop joins.
-
-    Samples are sent as tensors, in shared memory; arrays would be pickled.
-    """
-
-    def __init__(
-        self, dataset: Source, *, collate_fn: Callable, pin_memory: bool, **how: Any
-    ) -> None:
-        import torch
-
-        data = torch.utils.data
-        self._join, self._pins = collate_fn, pin_memory
-        self._loader: torch.utils.data.DataLoader = data.DataLoader(
-            cast("torch.utils.data.Dataset", dataset), collate_fn=data.default_convert, **how
-        )
-
-    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
-        for samples in self._loader:
-            batch = self._join(samples)
-            yield {k: v.pin_memory() for k, v in batch.items()} if self._pins else batch
