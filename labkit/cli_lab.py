@@ -27,7 +27,7 @@ from labkit.records import RunInfo
 from labkit.resolve import TABLES
 from labkit.runs import calibrated_device, store
 from labkit.runs.active import Progress
-from labkit.runs.runner import BaselineSkipped
+from labkit.runs.check_run import BaselineSkipped
 from labkit.settings import INPUT_PX, MODES, PROTOCOLS, field_kinds, help_texts
 
 LIST_WIDTHS = (20, 12, 26, 36)  # 100 columns with what is between

@@ -13,7 +13,7 @@ from labkit.cli import main
 from labkit.experiments.request import Request
 from labkit.machine import gpu
 from labkit.photos.make import make_photos
-from labkit.runs import runner
+from labkit.runs import check_run
 from labkit.settings import field_kinds
 from tests.processes import PATIENCE_S
 
@@ -204,6 +204,6 @@ def test_calibrating_prints_the_rate_and_where_it_is_kept(photos, tmp_path, caps
 def test_where_nobody_names_data_photographs_are_made(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     made = partial(make_photos, images=8, progress=False)
-    monkeypatch.setattr(runner, "make_photos", made)
+    monkeypatch.setattr(check_run, "make_photos", made)
     assert main(["run", "preprocessing", "--blocks", "1", *SMALL]) == 0
     assert len(list((tmp_path / "data" / "photos").rglob("*.jpg"))) == 8

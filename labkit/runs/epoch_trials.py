@@ -2,26 +2,39 @@
 
 epochs:     stage ─ images ─ simulated hardware ─ equal work ─ calibration ─▶ trials time epochs
 roofline:   the same ─ the device's speeds ─▶ trials time an epoch at a speed of the device
+
+A block has every variant once and the baseline twice (A1, A2), in random order.  Each trial has a
+fresh process, and its row is saved as it ends.
 """
 
 from __future__ import annotations
 
+from collections import Counter, deque
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from typing import Any
 
-from labkit.records import EPOCHS, ROOFLINE
+from labkit import units
+from labkit.analysis.equal_work import unequal_work
+from labkit.analysis.validity import cores_of, disturbed_blocks
+from labkit.contracts import Cancelled, Skip
+from labkit.machine.clock import utc_now
+from labkit.records import EPOCHS, ROOFLINE, AnyTrial
 from labkit.runs.active import ActiveRun
 from labkit.runs.calibration import calibrate_run, measure_gpu
 from labkit.runs.check_equal_work import check_equal_work
 from labkit.runs.check_images import check_images
 from labkit.runs.check_simulated import check_storages_and_links
+from labkit.runs.process import TrialFailed, TrialKilled
 from labkit.runs.reads import save_read_counts
+from labkit.runs.schedule import Planned, next_trials
 from labkit.runs.speeds import check_speeds, trial_settings
 from labkit.runs.staging import stage
 
 # How long epochs should be, as a share of the mode's: a roofline has many trials.
 EPOCH_SHARE = {EPOCHS: 1.0, ROOFLINE: 0.5}
+FAILURES_BEFORE_DROPPED = 2
 
 
 def prepare_epochs(run: ActiveRun, cleanup: ExitStack) -> None:
@@ -66,3 +79,65 @@ def measure_epochs(run: ActiveRun, label: str) -> dict[str, Any]:
         "hardware": hardware,
         "medium": staged.medium,
     }
+
+
+def run_blocks(run: ActiveRun, trials: list[AnyTrial]) -> None:
+    """Run the trials that the plan and the rows so far ask for."""
+    failures: Counter = Counter()
+    passing = set()  # skipped, or killed for lack of memory: a resumed run tries these again
+    _drop_unequal(run, trials)  # a run that was killed may not have come to it
+    while waiting := deque(next_trials(run.info, trials, run.dropped)):
+        done = len({(t.block, t.variant, t.role) for t in trials if t.status == "ok"})
+        run.progress.start(total=done + len(waiting), done=done)
+        while waiting:
+            trial = waiting.popleft()
+            if trial.variant not in run.dropped:
+                name = f"{trial.variant} {trial.role}".rstrip()
+                run.progress.next(f"block {trial.block + 1}: {name}")
+                try:
+                    started_utc, measured = utc_now(), measure_epochs(run, trial.variant)
+                    trials.append(run.append(trial, "ok", started_utc=started_utc, **measured))
+                    run.progress.rate(units.rate(trials[-1].images_per_s))
+                    _say_disturbed(run, trials)
+                except (Skip, TrialFailed) as failure:
+                    is_skipped = isinstance(failure, Skip)
+                    status = "skipped" if is_skipped else "failed"
+                    # A cache state may fail once in any block.
+                    key = trial if is_skipped else trial.variant
+                    failures[key] += 1
+                    if is_skipped or isinstance(failure, TrialKilled):
+                        passing.add(trial.variant)
+                    if failures[key] < FAILURES_BEFORE_DROPPED:
+                        run.append(trial, status, str(failure))
+                        run.progress.say(f"{trial.variant} {status}, again later: {failure}")
+                        _put_off(trial, waiting)
+                        continue
+                    dropped = trial if trial.variant in passing else trial.variant
+                    run.drop(dropped, status, str(failure))
+                except (Cancelled, KeyboardInterrupt):
+                    run.append(trial, "cancelled", "cancelled by the user")
+                    raise
+            run.progress.advance()
+            _drop_unequal(run, trials)
+
+
+def _say_disturbed(run: ActiveRun, trials: Sequence[AnyTrial]) -> None:
+    """Print that the block before this one was disturbed, while users can do something."""
+    last = trials[-1].block
+    if run.mode.judged and sum(trial.block == last for trial in trials) == 1:
+        done = [trial for trial in trials if trial.block < last]
+        if why := disturbed_blocks(done, cores_of(run.info)).get(last - 1):
+            run.progress.say(f"block {last} was disturbed: {why}")
+
+
+def _put_off(trial: Planned, waiting: deque[Planned]) -> None:
+    """Run a trial again at the end of its block: what failed it may have passed by then."""
+    rest = [i for i, other in enumerate(waiting) if other.block == trial.block]
+    waiting.insert(rest[-1] + 1 if rest else 0, trial)
+
+
+def _drop_unequal(run: ActiveRun, trials: Sequence[AnyTrial]) -> None:
+    """Drop the variants whose batches differed from the baseline's."""
+    for variant, reason in unequal_work(run.info, trials).items():
+        if variant not in run.dropped:
+            run.drop(variant, "failed", reason)

@@ -18,7 +18,7 @@ from labkit.machine import gpu, hardware
 from labkit.machine.gpu import CudaState
 from labkit.parts.storage import STORAGES, distance, slow_disk
 from labkit.resolve import resolve
-from labkit.runs import runner
+from labkit.runs import check_run
 from labkit.runs.experiment import Experiment
 from labkit.settings import AS_PUBLISHED, SLEEPING, Settings, complete
 
@@ -163,11 +163,11 @@ def test_a_disk_that_cannot_be_throttled_after_all_is_modelled_and_says_why(
 ):
     on("root")
     why_not = "mount: permission denied"
-    monkeypatch.setattr(runner, "why_not_throttled", lambda settings: why_not)
+    monkeypatch.setattr(check_run, "why_not_throttled", lambda settings: why_not)
     chosen = experiment("storage", protocol=AS_PUBLISHED, num_workers=3, data=str(photos))
     assert chosen.settings["hdd"].storage == "throttled"
     chosen = choose(chosen, ["hdd", "ssd"])  # a variant that is left out does not come back
-    info, _ = runner.check(chosen, "quick", None)
+    info, _ = check_run.check_run(chosen, "quick", None)
     used = {label: settings.storage for label, settings in info.variants.items()}
     assert used == {"hdd": "modelled_hdd", "ssd": "modelled_ssd"}
     assert info.variants["hdd"].num_workers == 3

@@ -16,8 +16,8 @@ from labkit.claims.ledger import answers
 from labkit.records import OperationTrial
 from labkit.report.run import Run
 from labkit.runs.active import ActiveRun
+from labkit.runs.check_run import check_resumable, check_run
 from labkit.runs.process import TrialKilled
-from labkit.runs.runner import check, check_resumable
 
 EXAMPLES = Path(__file__).parents[2] / "results" / "examples" / "2-cores-emulated"
 GROUPS = ("decode, 320×240", "crop, 320×240")
@@ -52,9 +52,9 @@ def test_a_row_is_small_and_says_what_it_timed(run):
 
 
 def test_quick_mode_has_ten_rounds_unless_the_user_asks_for_another_number(photos):
-    assert check(few(photos), "quick", None)[0].blocks == 10
-    assert check(few(photos), "quick", 2)[0].blocks == 2
-    assert check(few(photos), "document", None)[0].blocks == 1
+    assert check_run(few(photos), "quick", None)[0].blocks == 10
+    assert check_run(few(photos), "quick", 2)[0].blocks == 2
+    assert check_run(few(photos), "document", None)[0].blocks == 1
 
 
 def test_each_group_is_divided_by_its_own_baseline(run):

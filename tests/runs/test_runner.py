@@ -24,8 +24,8 @@ from labkit.parts.storage import locate
 from labkit.pipeline import shuffled_images
 from labkit.records import Hardware
 from labkit.resolve import stored_folder
-from labkit.runs import runner
-from labkit.runs.runner import check
+from labkit.runs import epoch_trials
+from labkit.runs.check_run import check_run
 from labkit.settings import AS_PUBLISHED
 
 TOO_MANY = 1 << 47  # bytes: more than a process can address
@@ -61,7 +61,7 @@ def test_a_platform_without_fork_and_fadvise_spawns_and_stays_warm(photos, monke
     monkeypatch.setattr(hardware, "can_fork", lambda: False)
     monkeypatch.delattr(os, "posix_fadvise")
     chosen = lab.experiment("preprocessing", data=str(photos), device="emulated")
-    info, _ = check(chosen, "quick", None)
+    info, _ = check_run(chosen, "quick", None)
     for settings in info.variants.values():
         assert (settings.multiprocessing_context, settings.cache) == ("spawn", "warm")
 
@@ -187,14 +187,14 @@ def test_what_goes_wrong_is_told_apart_and_the_rest_is_measured(faulty):
 @pytest.mark.parametrize("skipped", [(0, 2), (0, 1)], ids=["once a block", "twice"])
 def test_a_trial_that_is_skipped_is_tried_once_more(photos, tmp_path, monkeypatch, skipped):
     reason, attempts = "cold data must have at most 2.0 % in memory, but 3.1 %", itertools.count()
-    measure_epochs = runner.measure_epochs
+    measure_epochs = epoch_trials.measure_epochs
 
     def measure(run, label):
         if label == "v" and next(attempts) in skipped:
             raise Skip(reason)
         return measure_epochs(run, label)
 
-    monkeypatch.setattr(runner, "measure_epochs", measure)
+    monkeypatch.setattr(epoch_trials, "measure_epochs", measure)
     run = compare(photos, tmp_path, {"base": {}, "v": {}}, blocks=2)
     row = run.summary.rows[1]
     if skipped == (0, 2):

@@ -1,0 +1,264 @@
+"""Check what a run is asked for, before a folder is made or anything is started.
+
+    check_run:        an experiment, its mode and data ─▶ what is known at the start of the run
+    check_resumable:  a stored run, this machine and its data
+
+`labkit.resolve` refuses the settings of one variant that do not fit together; here variants are
+compared with each other and with the data.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+
+from labkit import pipeline
+from labkit.contracts import Skip
+from labkit.machine import gpu, hardware
+from labkit.machine.clock import utc_now
+from labkit.parts.devices import DevicePart
+from labkit.parts.packing.manifest import read_manifest
+from labkit.parts.packing.remote import download
+from labkit.photos.make import make_photos
+from labkit.records import (
+    KINDS,
+    OPERATION,
+    UNKNOWN,
+    Data,
+    Provenance,
+    RunInfo,
+    effective_settings,
+)
+from labkit.resolve import (
+    Resolved,
+    complete_here,
+    find_part,
+    gather_facts,
+    open_data,
+    open_reader,
+    own_parts,
+    resolve,
+)
+from labkit.runs.active import NO_BASELINE
+from labkit.runs.calibrated_device import is_calibrated, read_devices
+from labkit.runs.experiment import Experiment
+from labkit.runs.schedule import check_blocks
+from labkit.runs.staging import why_not_throttled
+from labkit.runs.store import StoredRun
+from labkit.settings import CORRECTED, MODES, Settings, pick
+
+# Variants that differed in these would do different work.
+SAME_FOR_ALL = ("data", "images", "subset", "seed", "epochs", "on_bad_image")
+
+
+class BaselineSkipped(RuntimeError):  # noqa: N818 - no error: it is shown as skipped
+    """No baseline can run on this machine, and so nothing of the experiment."""
+
+
+def check_run(
+    experiment: Experiment,
+    mode: str,
+    blocks: int | None,
+    results: Path | str = "results",
+    cancel: threading.Event | None = None,
+) -> tuple[RunInfo, dict[str, Resolved]]:
+    """Refuse what cannot work, before anything is made or started.
+
+    Args:
+        experiment: what to compare.
+        mode: quick, document or full.
+        blocks: repetitions; None: the mode's.
+        results: folder that will take the run, and may hold a calibrated device.
+        cancel: set by another thread to stop.
+
+    Returns:
+        What is known at the start of a run; and the parts by label, of the variants that can run
+        here.
+
+    Raises:
+        ValueError: settings, data, parts or a calibrated device that cannot work.
+        BaselineSkipped: nothing could be compared.
+        Cancelled: `cancel` was set while data at a URL was copied to this machine.
+    """
+    chosen = pick(MODES, mode, "mode")
+    request = {**(experiment.request or {}), "mode": mode, "blocks": blocks}
+    pick(dict.fromkeys(KINDS), experiment.kind, "kind")
+    blocks = check_blocks(chosen, blocks, experiment.kind)
+    folder = experiment.settings[experiment.baseline].data
+    if folder == Settings.data and not Path(folder).exists():  # nobody named any
+        make_photos(folder)
+    if experiment.fallback is not None:
+        baseline = experiment.settings[experiment.baseline]
+        if reason := why_not_throttled(complete_here(baseline)):
+            experiment = experiment.fallback(experiment, reason)
+    wanted = experiment.measured(in_full=chosen.judged)
+    variants = {label: complete_here(variant.settings) for label, variant in wanted.items()}
+    parts, skipped = {}, {}
+    for label, settings in variants.items():
+        try:
+            parts[label] = resolve(settings, cuda=gpu.cuda)
+        except Skip as reason:
+            skipped[label] = str(reason)
+    groups = experiment.grouped(variants)
+    if {experiment.baseline, *groups.get("baselines", {}).values()} <= skipped.keys():
+        raise BaselineSkipped(NO_BASELINE.format(experiment.baseline, skipped[experiment.baseline]))
+    own_parts()  # refuses those that no other process can be sent
+    _check_equal_work(variants)
+    download(folder, cancel=cancel)
+    data = _describe_data(variants[experiment.baseline])
+    _check_together(parts, data.images)
+    names = effective_settings(experiment.kind)
+    stored = {
+        label: Settings(**{name: x for name, x in vars(settings).items() if name in names})
+        for label, settings in variants.items()
+    }
+    if any(map(is_calibrated, stored.values())):
+        read_devices(results)
+    info = RunInfo(
+        kind=experiment.kind,
+        experiment=experiment.name,
+        question=experiment.question,
+        mode=mode,
+        request=request,
+        protocol=experiment.protocol,
+        shuffled=chosen.shuffled and experiment.protocol == CORRECTED,
+        blocks=blocks,
+        baseline=experiment.baseline,
+        variants=stored,
+        facts={label: gather_facts(vars(settings)) for label, settings in stored.items()},
+        **groups,
+        published={
+            label: variant.published
+            for label, variant in wanted.items()
+            if variant.published is not None
+        },
+        source=experiment.source,
+        x_axis=experiment.x_axis,
+        # Of the last batches: as many as the smallest has.
+        compared_images=min(filter(None, (s.batch_size for s in variants.values())), default=None),
+        skipped=skipped,
+        status="running",
+        notes=(*experiment.notes, *_notes(variants)),
+        order_seed=secrets.randbits(32),
+        created_utc=utc_now(),
+        data=data,
+        provenance=hardware.provenance(),
+    )
+    return info, parts
+
+
+def check_resumable(run: StoredRun) -> dict[str, Resolved]:
+    """Refuse to resume a run whose new rows would not be comparable with its old ones.
+
+    Returns:
+        The parts by label, of the variants that can run here.
+
+    Raises:
+        ValueError: it came from another machine or version, a part of it is not known here, or
+            its data changed.
+    """
+    info = run.info
+    if info.shared_from:
+        raise ValueError(
+            f"run must be one of this machine's to be resumed, got one from {info.shared_from}; "
+            f"start one here: labkit run {info.experiment}"
+        )
+    variants = {label: info.check_settings(label) for label in info.variants}
+    devices = [find_part(DevicePart, settings.device) for settings in variants.values()]
+    simulates = any(device.is_simulated for device in devices)
+    if simulates and info.schema < 3:
+        raise ValueError(
+            "run must have a simulated GPU that this version knows, got one whose host sleeps "
+            "while it waits; start a new run"
+        )
+    pick(MODES, info.mode, "mode")
+    pick(dict.fromkeys(KINDS), info.kind, "kind")
+    if info.kind == OPERATION and any(trial.schema < 7 for trial in run.trials):
+        raise ValueError(
+            "run must have operations that were timed in rounds, got one of a version that timed "
+            "each in a process of its own; start a new run"
+        )
+    parts = {}
+    for label, settings in variants.items():
+        with suppress(Skip):  # its row says why
+            parts[label] = resolve(complete_here(settings))
+    began_with, data = (asdict(one) for one in (info.data, _describe_data(info.base_settings)))
+    if any(value and value != data[name] for name, value in began_with.items()):
+        raise ValueError(
+            f"data must be what the run began with ({began_with}), got {data}; start a new run"
+        )
+    on_gpu = not all(device.is_cpu or device.is_simulated for device in devices)
+
+    def where(provenance: Provenance) -> tuple:
+        gpu_name = provenance.gpu.name if provenance.gpu else ""
+        return provenance.machine_id, on_gpu and gpu_name
+
+    began_on, here = info.provenance, hardware.provenance()
+    if where(began_on) != where(here):
+        raise ValueError(
+            f"run must be resumed on the machine and the GPU it began on "
+            f"({hardware.describe(began_on)}), got {hardware.describe(here)}; start a new run"
+        )
+    return parts
+
+
+def _describe_data(settings: Settings) -> Data:
+    open_reader.cache_clear()  # a notebook lives long, and its data may change
+    reader = open_data(settings)
+    return Data(
+        folder=settings.data,
+        images=len(reader),
+        bytes=int(reader.image_bytes.sum()),
+        boxes=reader.boxes,
+        kind=read_manifest(reader.root).get("kind", "the user's own images"),
+        manifest_hash=reader.data_hash if reader.has_manifest else UNKNOWN,
+    )
+
+
+def _check_equal_work(variants: Mapping[str, Settings]) -> None:
+    """Refuse variants whose settings ask for different work, whether or not they run here."""
+    for name in SAME_FOR_ALL:
+        values = sorted({str(getattr(settings, name)) for settings in variants.values()})
+        if len(values) > 1:
+            raise ValueError(
+                f"{name} must be the same for all variants, got {', '.join(values)}; "
+                "make them experiments of their own"
+            )
+
+
+def _check_together(running: Mapping[str, Resolved], available: int) -> None:
+    """Refuse variants that cannot be compared on this machine or that need too many images.
+
+    Args:
+        running: label -> parts; a variant that cannot run here must not limit the others.
+        available: images there are.
+    """
+    real = [label for label, parts in running.items() if parts.storage.hardware.how != "modelled"]
+    if 0 < len(real) < len(running):
+        raise ValueError(
+            f"storage must be modelled for all variants or for none, got {', '.join(real)} on "
+            "real storage; a model's figures must not stand beside measured ones"
+        )
+    settings = [parts.settings for parts in running.values()]
+    for chosen in settings:
+        pipeline.choose_images(chosen, available)
+    sizes = sorted({chosen.batch_size * chosen.ranks for chosen in settings})
+    wanted = min((chosen.images or available for chosen in settings), default=available)
+    if math.lcm(*sizes) > wanted:
+        several = " × ranks" * any(chosen.ranks > 1 for chosen in settings)
+        raise ValueError(
+            f"batch_size{several} must have a common multiple of at most {wanted} images in all "
+            f"variants, got {', '.join(map(str, sizes))}; choose sizes that divide each other"
+        )
+
+
+def _notes(variants: Mapping[str, Settings]) -> list[str]:
+    most = max(settings.num_workers for settings in variants.values())
+    if most > hardware.cores():
+        return [f"num_workers {most} is more than this machine's {hardware.cores()} cores"]
+    return []
