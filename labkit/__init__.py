@@ -19,13 +19,13 @@ if TYPE_CHECKING or not (_why_no_lab := why_no_lab()):
     from labkit.parts.decoding import DECODERS
     from labkit.parts.devices import DEVICES
     from labkit.parts.loading import LOADERS
-    from labkit.parts.loading.threads import ThreadLoader
     from labkit.parts.packing import PACKINGS
     from labkit.parts.prefetching import PREFETCHERS
     from labkit.parts.preprocessing import PREPROCESSORS
     from labkit.parts.storage import STORAGES
     from labkit.parts.training import LOSSES, STEPS, Step
     from labkit.photos.make import make_photos
+    from labkit.recipes.thread_loader import ThreadLoader
     from labkit.report.advise import advise
     from labkit.report.charts import compare
     from labkit.report.charts import timeline as timeline_chart

@@ -24,6 +24,7 @@ from labkit.experiments.request import Request
 from labkit.files import write_whole
 from labkit.machine import hardware, media
 from labkit.records import RunInfo
+from labkit.report.recipe import write as write_recipe
 from labkit.resolve import TABLES
 from labkit.runs import calibrated_device, store
 from labkit.runs.active import Progress
@@ -253,12 +254,11 @@ def _report(options: Options) -> None:
 
 
 def _recipe(options: Options) -> None:
-    written = lab.find_run(options.run, options.results).recipe(options.variant)
+    run = lab.find_run(options.run, options.results)
     if options.out is None:
-        print(written, end="")
+        print(run.recipe(options.variant), end="")
     else:
-        options.out.write_text(written, encoding="utf-8")
-        print(f"wrote {options.out}")
+        print(f"wrote {write_recipe(run, options.out, options.variant)}")
 
 
 def _share(options: Options) -> None:

@@ -23,9 +23,10 @@ from labkit.contracts import Device, DeviceBatch, Reader, Sample
 from labkit.jpeg import read_size_px
 from labkit.machine import shared_memory
 from labkit.machine.clock import Clock
-from labkit.parts.loading.source import Outside, join
+from labkit.parts.loading.source import Outside
 from labkit.parts.preprocessing import device_bytes, typical_arrays
 from labkit.parts.training import Step, repeated
+from labkit.recipes.thread_loader import join
 from labkit.resolve import Resolved, own_parts, register, resolve
 from labkit.settings import Settings
 

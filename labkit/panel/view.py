@@ -31,6 +31,7 @@ from labkit.machine import hardware
 from labkit.panel import job
 from labkit.panel.form import Form, help_line, row
 from labkit.records import ROOFLINE
+from labkit.report import recipe
 from labkit.report import run as runs
 from labkit.report.advise import GB, advise
 from labkit.report.bars import mimebundle, write
@@ -90,7 +91,7 @@ EXPORTS: dict[str, Callable[[runs.Run], Path]] = {
     "CSV": lambda run: write_whole(run.folder / "table.csv", run.table(detail=True).to_csv()),
     "HTML report": lambda run: run.report(markdown=False)[0],
     "Markdown report": lambda run: run.report()[1],
-    "Recipe": lambda run: write_whole(run.folder / "recipe.py", run.recipe()),
+    "Recipe": lambda run: recipe.write(run, run.folder / "recipe.py"),
     "Share file": lambda run: run.share(),
 }
 # Numbers of different runs never stand in one table.

@@ -3,8 +3,7 @@
     bytes -> read_size_px: refuse what is not a whole JPEG -> a library -> (H, W, 3) uint8 RGB
 
 To add a decoder, write a function like `decode_opencv` and add it to `DECODERS`; one that can do
-more is added as a `Decoder`. The tests check every entry of the table. A recipe takes its source,
-with `open_library` as an import, so a decoder uses nothing else of this module.
+more is added as a `Decoder`. The tests check every entry of the table.
 
 No decoder applies the EXIF orientation, as in most training code; boxes are in the pixels as
 stored. A scaled decoder does less work and returns other pixels, so its rows and charts are

@@ -1,80 +1,135 @@
 """Write the winner of a run, or another variant, as a plain PyTorch program.
 
-Settings come from the run folder, which may be a stranger's: `recipe.py.j2` writes every value with
-`repr`, unless it is marked as `Code` here.
+The programs in `labkit/recipes/` consist of blocks: `# --- decode: opencv ---` begins the block of
+the kind `decode` with the name `opencv`.  A recipe is the block of each kind that the variant's
+settings ask for, with the settings' values as the constants at the top.  Settings come from the run
+folder, which may be a stranger's: each value is written with `repr`.
 """
 
 from __future__ import annotations
 
 import ast
 import contextlib
-import inspect
 import re
+import shutil
+import sys
 import textwrap
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from labkit import units
 from labkit.analysis.roofline import ALONE
 from labkit.analysis.simulated import warnings
 from labkit.analysis.summary import Row, Summary
 from labkit.analysis.winner import passed_over, winner
-from labkit.contracts import as_part
+from labkit.files import write_whole
 from labkit.parts.decoding import Decoder
-from labkit.parts.loading import Loader
+from labkit.parts.packing import JPEG, PIXELS, RESIZED, SAMPLE
 from labkit.parts.packing.folder import find_annotations
 from labkit.parts.packing.manifest import ANNOTATIONS
-from labkit.parts.preprocessing.crops import draw_crop
+from labkit.parts.preprocessing import Preprocessor
 from labkit.parts.training.reporting import check_sink
 from labkit.records import UNKNOWN
 from labkit.report.words import check_baseline, how_measured, plain_labels, published, reason
-from labkit.resolve import BUILT_IN, find_part, label_samples, stored_folder
+from labkit.resolve import find_part, label_samples, stored_folder
 from labkit.runs.store import StoredRun
-from labkit.settings import Settings, pick
+from labkit.settings import IN_THREAD, Settings, pick
 
-if TYPE_CHECKING:
-    import jinja2
-
+RECIPES = Path(__file__).parents[1] / "recipes"
+THREAD_LOADER = RECIPES / "thread_loader.py"
+# Where blocks are taken from; the first file decides where several have the same block.
+PROGRAMS = ("image_folder", "uint8_batches", "threads", "packed", "detector", "blocks")
+BLOCK = re.compile(r"^# --- (.*) ---\n", re.MULTILINE)
 COMMENT_COLUMNS = 98
-PARTS = (
-    *("packing", "decoder", "preprocessor", "loader", "prefetcher"),
-    *("checkpoint_writer", "metrics", "progress_bar"),
-)
-# What a program imports where these names occur in it.
-IMPORTS = {
-    "copy": "import copy",
-    "io": "import io",
-    "json": "import json",
-    "logging": "import logging\nimport logging.handlers",
-    "queue": "import queue",
-    "time": "import time",
-    "ThreadPoolExecutor": "from concurrent.futures import ThreadPoolExecutor",
-    "Path": "from pathlib import Path\n",
-    "cv2": "import cv2",
-    "np": "import numpy as np",
-    "torch": "import torch",
-    "PREPROCESSORS": "from labkit import PACKINGS, PREPROCESSORS",
-    "ThreadLoader": "from labkit import ThreadLoader",
-    "Sample": "from labkit.contracts import Sample",
-    "read_size_px": "from labkit.contracts import read_size_px",
-    "Image": "from PIL import Image",
-    "BackgroundGenerator": "from prefetch_generator import BackgroundGenerator",
-    "DataLoader": "from torch.utils.data import DataLoader",
-    "Dataset": "from torch.utils.data import Dataset",
-    "default_collate": "from torch.utils.data import default_collate",
-    "tqdm": "from tqdm import tqdm",
+
+# --- settings -> blocks -----------------------------------------------------------------------
+
+FILES = "files"
+READ = {
+    "folder": FILES,
+    "raw": "raw",
+    "pth": "pth",
+    "hdf5": "hdf5",
+    "lmdb": "lmdb",
+    "lmdb_no_readahead": "lmdb",
+    "tfrecord": "tfrecord",
 }
-
-
-class Code(str):
-    """Text that the template writes as it stands; everything else it writes with `repr`."""
+READAHEAD = {"lmdb_no_readahead": False}
+DECODE = {
+    "opencv": "opencv",
+    "pillow": "pillow",
+    "simplejpeg": "simplejpeg",
+    "simplejpeg_scaled": "simplejpeg, scaled",
+    "kornia_rs": "kornia-rs",
+    "torchvision": "torchvision",
+}
+WORKERS_NORMALIZE, DEVICE_NORMALIZES = "normalized by the workers", "normalized by the device"
+WORKERS_DRAW, DEVICE_DRAWS = "heat maps drawn by the workers", "heat maps drawn by the device"
+# Preprocessor -> what makes pixels of an image, and what makes samples of them.
+SAMPLES = {
+    "loops": ("CenterNet", WORKERS_DRAW),
+    "vectorized": ("CenterNet", WORKERS_DRAW),
+    "on_device": ("CenterNet", DEVICE_DRAWS),
+    "classification": ("whole image", WORKERS_NORMALIZE),
+    "classification_on_device": ("whole image", DEVICE_NORMALIZES),
+    "classification_pillow": ("whole image, in Pillow", WORKERS_NORMALIZE),
+    "classification_crop": ("random crop", WORKERS_NORMALIZE),
+    "classification_crop_on_device": ("random crop", DEVICE_NORMALIZES),
+    "classification_crop_pillow": ("random crop, in Pillow", WORKERS_NORMALIZE),
+}
+PROCESSES, THREADS, AND_A_THREAD = "worker processes", "threads", " and a thread"
+LOAD = {
+    "torch": PROCESSES,
+    "torch_iterable": PROCESSES,
+    "torch_joined_in_loop": PROCESSES,
+    "resident": PROCESSES,
+    "threads": THREADS,
+}
+PLAIN, SIDE_STREAM = "copied when they are asked for", "copied on a side stream"
+# Prefetcher -> what it adds to the loader, and how batches come to the device.
+PREFETCH = {
+    "none": ("", PLAIN),
+    "prefetch_generator": (AND_A_THREAD, PLAIN),
+    "data_prefetcher": ("", SIDE_STREAM),
+    "data_prefetcher_step_first": ("", f"{SIDE_STREAM} after the step"),
+    "both": (AND_A_THREAD, SIDE_STREAM),
+    "data_prefetcher_normalizing": ("", "copied and finished on a side stream"),
+}
+LOG_HANDLERS = {"file": "logging.FileHandler('reports.log')", "terminal": "logging.StreamHandler()"}
+TO_A_SERVER = "logging.handlers.HTTPHandler('localhost:8000', '/', 'POST')"
+COUNTS_METRICS = {"none": False, "loops": True, "vectorized": True}
+SHOWS_BAR = {"none": False, "tqdm": True, "tqdm_loss": True}
+SHOWS_LOSS = {"tqdm_loss": True}
+SAVES_IN_THREAD = {"sync": False, "thread": True}
+# What a program does otherwise than the run: setting -> its value -> the sentence.
+SENTENCES: dict[str, dict[str, str]] = {
+    "preprocessor": {
+        "loops": "The run made its samples in loops; here they are the same but for rounding, "
+        "without loops."
+    },
+    "loader": {
+        "resident": "The run repeated one batch in memory, this program loads all of them.",
+        "torch_iterable": "The run's data set was iterable-style; this one delivers the same "
+        "batches.",
+        "torch_joined_in_loop": "The run joined samples in the training loop; this program "
+        "delivers the same batches.",
+    },
+    "metrics": {"loops": "The run counted its metrics in loops, this program on the device."},
+    "loss": {
+        name: f"The run's loss was {name!r}; the program's is a placeholder."
+        for name in ("loops", "loops_sync", "threads")
+    },
+}
 
 
 def recipe(run: StoredRun, variant: str | None = None) -> str:
     """Return a variant as a program of plain PyTorch: its data loading and its training loop.
+
+    A program with threads imports `thread_loader.py`, which `write` puts beside it.
 
     Args:
         run: of any experiment that measures epochs; of a roofline, the fastest GPU's rows count.
@@ -82,7 +137,7 @@ def recipe(run: StoredRun, variant: str | None = None) -> str:
             nothing beat it.
 
     Raises:
-        ValueError: no such variant, it has no numbers, or a program cannot express it.
+        ValueError: no such variant, it has no numbers, or no program can do what it does.
     """
     summary = _compared(run)
     row = winner(summary) or summary.rows[0]
@@ -90,38 +145,37 @@ def recipe(run: StoredRun, variant: str | None = None) -> str:
         row = pick({row.name: row for row in summary.rows}, variant, "variant")
     if row.normalized_time is None:
         raise ValueError(f"variant must have been measured, got {variant!r}, {reason(row)}")
-    settings = _settings(run, row.variant)
+    settings = run.info.check_settings(row.variant)
     if settings.ranks > 1 or settings.exchange != Settings.exchange:
         raise ValueError(
             f"variant must be of one GPU to be written as a program, got {row.variant!r}; "
             "wrap the program's model in DistributedDataParallel and start it by torchrun"
         )
-    decoder = as_part(Decoder, BUILT_IN["decoder"][settings.decoder])
-    decode = inspect.unwrap(decoder.function)
-    preprocessor = BUILT_IN["preprocessor"][settings.preprocessor]
-    of_samples = [f"{name.capitalize()}: {text}" for name, text in label_samples(settings).items()]
-    facts = {
-        "s": settings,
-        "repeats_one_batch": run.summary.facts(row.variant).repeats_one_batch,
-        "decodes_scaled": decoder.scaled,
-        "stored_folder": stored_folder(settings).as_posix(),
-        "result": [*_result(run, summary, row, is_chosen=variant is None), *of_samples],
-        "boxes": _boxes(run, settings),
-        "excluded": sorted(run.info.excluded),
-        "decode": Code(decode.__name__),
-        "decode_source": Code(_source(decode)),
-        "detector": preprocessor.batch == "detector",
-        "on_device": preprocessor.on_device is not None,
-        "in_pillow": preprocessor.in_pillow,
-        "as_image": preprocessor.in_pillow and decoder.makes_pillow_image,
-        "cropped": preprocessor.crop is not None,
-        "crop_source": Code(_source(draw_crop)),
-        "scaled_crop": preprocessor.crop is not None and decoder.scaled,
-    }
-    text = _template().render(facts, imports="")
-    code = "\n".join(line for line in text.splitlines() if not line.startswith("#"))
-    needed = [line for name, line in IMPORTS.items() if re.search(rf"(?<![\w.]){name}\b", code)]
-    return _template().render(facts, imports=Code("\n".join(needed)))
+    loop = _loop(settings)
+    blocks = list(_blocks(run, settings, has_more=loop != _loop(Settings())))
+    values = {**_values(run, settings), **loop}
+    comments = [
+        "A training in plain PyTorch, with the settings of one variant of a labkit run.",
+        "Model, loss and optimizer are placeholders: put yours there.",
+        *_result(run, summary, row, is_chosen=variant is None),
+        *_differences(run, settings),
+    ]
+    return "\n".join([*map(_comment, comments), "", _program(blocks, values)])
+
+
+def write(run: StoredRun, file: Path, variant: str | None = None) -> Path:
+    """Write a recipe, and beside it the `thread_loader.py` that one with threads imports.
+
+    Returns:
+        The recipe's file.
+
+    Raises:
+        ValueError: as `recipe`.
+    """
+    text = recipe(run, variant)
+    if f"\nfrom {THREAD_LOADER.stem} import " in text:
+        shutil.copyfile(THREAD_LOADER, file.with_name(THREAD_LOADER.name))
+    return write_whole(file, text)
 
 
 def _compared(run: StoredRun) -> Summary:
@@ -140,70 +194,260 @@ def _compared(run: StoredRun) -> Summary:
     return summary
 
 
-@cache
-def _template() -> jinja2.Template:
-    import jinja2
+def _blocks(run: StoredRun, settings: Settings, *, has_more: bool) -> Iterator[str]:
+    """Yield the names of a program's blocks, in order.
 
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("labkit.report", "."),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        finalize=lambda value: value if isinstance(value, Code) else repr(value),
-        autoescape=False,
-    )
-    environment.filters |= {"code": Code, "comment": _comment}
-    return environment.get_template("recipe.py.j2")
-
-
-def _comment(text: str) -> Code:
-    """Write text as comment lines; `repr` leaves no character in it that ends a line."""
-    lines = textwrap.wrap(repr(text)[1:-1], COMMENT_COLUMNS, break_on_hyphens=False)
-    return Code("\n".join(f"# {line}" for line in lines))
-
-
-def _source(function: Callable) -> str:
-    """Return a function's source without decorator and docstring, and with plain imports."""
-    lines = inspect.getsource(function).splitlines()
-    node: Any = ast.parse("\n".join(lines)).body[0]
-    docstring = node.body[0]
-    lines = [*lines[node.lineno - 1 : docstring.lineno - 1], *lines[docstring.end_lineno :]]
-    text = re.sub(r'(\w+) = open_library\("([\w.]+)".*', r"import \2 as \1", "\n".join(lines))
-    return re.sub(r"import (\w+) as \1\b", r"import \1", text)
-
-
-def _settings(run: StoredRun, variant: str) -> Settings:
-    """Read a variant's settings.
+    Args:
+        run: whose data has boxes or not.
+        settings: of the variant.
+        has_more: the training loop does more than to train.
 
     Raises:
-        ValueError: no program can be written of them.
+        ValueError: no program does what the settings ask for.
     """
-    settings = run.info.check_settings(variant)
-    if find_part(Loader, settings.loader).is_outside:
+    decoder = find_part(Decoder, settings.decoder)
+    preprocessor = find_part(Preprocessor, settings.preprocessor)
+    has_boxes, is_detector = run.info.data.boxes == "coco", preprocessor.batch == "detector"
+    read, decode = _pick(READ, settings, "packing"), _pick(DECODE, settings, "decoder")
+    pixels, dataset = _pick(SAMPLES, settings, "preprocessor")
+    loader, (ahead, batches) = (
+        _pick(LOAD, settings, "loader"),
+        _pick(PREFETCH, settings, "prefetcher"),
+    )
+    if is_detector and not has_boxes:
         raise ValueError(
-            f"variant must load with torch or threads, got loader {settings.loader!r} in "
-            f"{variant!r}; see labkit/parts/loading for its pipeline"
+            "data must have boxes for a recipe that trains a detector, got none (the run made some "
+            "up); choose a preprocessor for classification"
         )
-    for name in PARTS:
-        pick(BUILT_IN[name], getattr(settings, name), f"{name} of a recipe")
+    stored = settings.storage_format
+    stores = [JPEG, RESIZED] + [PIXELS] * (not preprocessor.in_pillow)
+    possible = {
+        "packing": ["folder"] if is_detector else ["raw"] if stored == PIXELS else READ,
+        "storage_format": [*stores, SAMPLE] if dataset == WORKERS_NORMALIZE else stores,
+        "decoder": ["pillow"] if preprocessor.in_pillow else DECODE,
+        "loader": [name for name in LOAD if LOAD[name] == PROCESSES] if ahead else LOAD,
+    }
+    for name, names in possible.items():
+        if getattr(settings, name) not in names:
+            raise ValueError(
+                f"{name} of a recipe must be {' or '.join(names)} beside {settings.preprocessor}, "
+                f"{stored} and {settings.prefetcher}, got {getattr(settings, name)!r}"
+            )
+
+    is_packed = read != FILES
+    labels = "largest box" if has_boxes else "class folders"
+    if has_boxes:
+        yield "categories"
+    yield f"images: {'a pack, ' * is_packed}{'boxes' if is_detector else labels}"
+    yield f"read: {read}{', pixels' * (stored == PIXELS)}"
+    if stored == SAMPLE:
+        yield "dataset: finished when it was packed"
+    else:
+        decode = "nothing" if stored == PIXELS else decode
+        yield f"decode: {decode}{' image' * preprocessor.in_pillow}"
+        if preprocessor.crop is not None:
+            yield "crop"
+        yield f"pixels: {pixels}{', scaled' * decoder.scaled}"
+        yield f"dataset: {dataset}"
+    yield "order: by seed and epoch"
+    yield f"loader: {loader}{ahead}"
+    yield f"batches: {batches}"
+    yield f"model: {'detector' if is_detector else 'classifier'}"
+    yield f"training: {'with log, metrics and checkpoints' if has_more else 'plain'}"
+
+
+def _pick(table: dict[str, Any], settings: Settings, name: str) -> Any:
+    return pick(table, getattr(settings, name), f"{name} of a recipe")
+
+
+def _values(run: StoredRun, settings: Settings) -> dict[str, object]:
+    """Return the values of a program's constants by their names."""
+    has_workers = settings.num_workers > 0 or LOAD[settings.loader] == THREADS
+    values: dict[str, object] = {
+        **_places(run, settings),
+        "INPUT_PX": settings.input_px,
+        "BATCH_SIZE": settings.batch_size,
+        "EPOCHS": settings.epochs,
+        "SEED": settings.seed,
+        "IMAGES": settings.images,
+        "RANDOM_SUBSET": settings.subset == "random",
+        "SHUFFLE": settings.shuffle,
+        "UNREADABLE": tuple(sorted(run.info.excluded)),
+        "NUM_WORKERS": settings.num_workers,
+        "PREFETCH_FACTOR": settings.prefetch_factor if has_workers else None,
+        "PERSISTENT_WORKERS": bool(settings.persistent_workers and has_workers),
+        "START_METHOD": settings.multiprocessing_context if has_workers else None,
+        "OPENCV_THREADS": settings.cv2_threads,
+        "READAHEAD": READAHEAD.get(settings.packing, True),
+    }
+    if not settings.pin_memory:
+        values["PIN_MEMORY"] = False
+    return values
+
+
+def _loop(settings: Settings) -> dict[str, object]:
+    """Return the constants of what a training loop does beside the steps.
+
+    Raises:
+        ValueError: no program does it.
+    """
+    values: dict[str, object] = {
+        "MIXED_PRECISION": settings.precision == "amp",
+        "PROGRESS_BAR": _pick(SHOWS_BAR, settings, "progress_bar"),
+        "LOG_EVERY": settings.report_every,
+        "METRICS_EVERY": settings.metrics_every * _pick(COUNTS_METRICS, settings, "metrics"),
+        "CHECKPOINT_EVERY": settings.checkpoint_every,
+    }
+    if settings.memory_format != Settings.memory_format:
+        values["MEMORY_FORMAT"] = Code("torch.channels_last")
+    if values["PROGRESS_BAR"]:
+        values["PROGRESS_LOSS"] = SHOWS_LOSS.get(settings.progress_bar, False)
+    if settings.checkpoint_every:
+        values["CHECKPOINT_IN_THREAD"] = _pick(SAVES_IN_THREAD, settings, "checkpoint_writer")
     if settings.report_every:
         check_sink(settings.report_to)
-    return settings
+        sink = settings.report_to.removesuffix(IN_THREAD)
+        values["LOG_HANDLER"] = Code(LOG_HANDLERS.get(sink, TO_A_SERVER))
+        values["LOG_IN_THREAD"] = sink != settings.report_to
+        values["LOG_LOSS"] = settings.report_loss
+    return values
 
 
-def _boxes(run: StoredRun, settings: Settings) -> tuple[str, str] | None:
-    """Return COCO's JSON file and the folder of its images; None: the data has no boxes."""
+def _places(run: StoredRun, settings: Settings) -> dict[str, object]:
+    """Return where the images lie, and the file of their boxes, where there is one."""
     data, folder = run.info.data, Path(settings.data)
+    stored = stored_folder(settings)
+    if READ[settings.packing] != FILES:
+        return {"FOLDER": stored}
+    if settings.storage_format != JPEG:  # labkit made it
+        return {"FOLDER": stored / "images", "ANNOTATIONS": stored / ANNOTATIONS}
     if data.boxes != "coco":
-        return None
+        return {"FOLDER": folder}
     found = folder.parent / "annotations" / f"instances_{folder.name}.json", folder
-    if data.manifest_hash != UNKNOWN:  # labkit made it
+    if data.manifest_hash != UNKNOWN:  # likewise
         found = folder / ANNOTATIONS, folder / "images"
     elif not run.info.shared_from:
         with contextlib.suppress(OSError, ValueError):  # it may have changed since
             found = find_annotations(folder) or found
-    return found[0].as_posix(), found[1].as_posix()
+    return {"FOLDER": found[1], "ANNOTATIONS": found[0]}
+
+
+def _differences(run: StoredRun, settings: Settings) -> Iterator[str]:
+    """Yield what a program does otherwise than the run, and what it needs."""
+    for name, text in label_samples(settings).items():
+        yield f"{name.capitalize()}: {text}"
+    for name, sentences in SENTENCES.items():
+        if getattr(settings, name) in sentences:
+            yield sentences[getattr(settings, name)]
+    is_original = READ[settings.packing] == FILES and settings.storage_format == JPEG
+    if "://" in settings.data:
+        yield "The run copied its data from a URL: copy it, too, and change FOLDER."
+    if not is_original:
+        yield (
+            f"FOLDER is the run's data as {settings.packing!r}, {settings.storage_format}: make it "
+            "with data_scripts/pack_dataset.py."
+        )
+    if run.info.data.boxes != "coco":
+        yield "A label is the number of an image's folder; the run, without boxes, made labels up."
+    if settings.storage != Settings.storage:
+        yield f"The run read from storage {settings.storage!r}, this program reads from FOLDER."
+    if settings.report_every and settings.report_to.removesuffix(IN_THREAD) not in LOG_HANDLERS:
+        yield f"The run sent its reports to {settings.report_to!r}: name your server below."
+    if settings.checkpoint_every and settings.checkpoint_to != Settings.checkpoint_to:
+        yield "The run saved its checkpoints elsewhere: change CHECKPOINT."
+    if LOAD[settings.loader] == THREADS:
+        yield "thread_loader.py is labkit/recipes/thread_loader.py: put it beside this program."
+
+
+# --- blocks -> a program ----------------------------------------------------------------------
+
+
+class Code(str):
+    """The source of a value; other values are written with `repr`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Library:
+    """What the programs consist of."""
+
+    imports: dict[str, tuple[str, str]]
+    """Name -> the statement that imports it, and the name as it ends the statement, if it does."""
+    settings: dict[str, tuple[str, str]]
+    """Constant -> the source of its value, and the comment after it."""
+    blocks: dict[str, str]
+
+
+@cache
+def _library() -> Library:
+    """Read the programs."""
+    library = Library(imports={}, settings={}, blocks={})
+    for program in PROGRAMS:
+        head, *parts = BLOCK.split((RECIPES / f"{program}.py").read_text(encoding="utf-8"))
+        blocks = dict(zip(parts[::2], parts[1::2]))
+        for node in ast.parse(head).body:
+            for each in node.names if isinstance(node, ast.Import | ast.ImportFrom) else ():
+                if isinstance(node, ast.ImportFrom):
+                    library.imports.setdefault(each.name, (f"from {node.module} import", each.name))
+                else:
+                    name = each.asname or each.name.partition(".")[0]
+                    library.imports.setdefault(name, (ast.unparse(node), ""))
+        for line in blocks.pop("settings").split("\n"):
+            name, _, rest = line.partition(" = ")
+            value, mark, comment = rest.partition("  # ")
+            library.settings.setdefault(name, (value, mark + comment))
+        for name, text in blocks.items():
+            library.blocks.setdefault(name, text.strip("\n"))
+    return library
+
+
+def _program(names: list[str], values: dict[str, object]) -> str:
+    """Return imports, constants and blocks as a program.
+
+    Raises:
+        ValueError: there is no such block.
+    """
+    library = _library()
+    blocks = [f"# --- {name} ---\n{pick(library.blocks, name, 'block')}" for name in names]
+    body = "\n\n\n".join(blocks)
+    used = _names(body)
+    lines = [
+        f"{name} = {_source(values[name]) if name in values else default}{comment}"
+        for name, (default, comment) in library.settings.items()
+        if name in used
+    ]
+    settings = "\n".join(["# --- settings ---", *lines])
+    used |= _names(settings)
+    imports = [library.imports[name] for name in sorted(used & library.imports.keys())]
+    return f"{_import_lines(imports)}\n\n{settings}\n\n\n{body}\n"
+
+
+def _import_lines(imports: list[tuple[str, str]]) -> str:
+    """Return the statements: Python's own modules first, then the others."""
+    names: dict[str, list[str]] = defaultdict(list)
+    for statement, name in imports:
+        names[statement].append(name)
+    own, others = [], []
+    for statement in sorted(names, key=lambda each: (each.startswith("from"), each)):
+        package = statement.split()[1].partition(".")[0]
+        group = own if package in sys.stdlib_module_names else others
+        group.append(f"{statement} {', '.join(names[statement])}".strip())
+    return "\n".join([*own, "", *others])
+
+
+def _names(code: str) -> set[str]:
+    return {node.id for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Name)}
+
+
+def _source(value: object) -> str:
+    if isinstance(value, Path):
+        return f"Path({value.as_posix()!r})"
+    return value if isinstance(value, Code) else repr(value)
+
+
+def _comment(text: str) -> str:
+    """Write text as comment lines; `repr` leaves no character in it that ends a line."""
+    lines = textwrap.wrap(repr(text)[1:-1], COMMENT_COLUMNS, break_on_hyphens=False)
+    return "\n".join(f"# {line}" for line in lines)
 
 
 def _result(run: StoredRun, summary: Summary, row: Row, *, is_chosen: bool) -> Iterator[str]:

@@ -99,7 +99,7 @@ class Run(StoredRun):
         return savings(self, epochs=epochs, images=images)
 
     def recipe(self, variant: str | None = None) -> str:
-        """Return the winner, or another variant, as a plain PyTorch program."""
+        """Return the winner, or another variant, as a plain PyTorch program without labkit."""
         return recipe.recipe(self, variant)
 
     def report(self, folder: Path | str | None = None, *, markdown: bool = True) -> list[Path]:

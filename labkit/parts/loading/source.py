@@ -16,7 +16,7 @@ import queue
 import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -75,25 +75,6 @@ class Outside:
         ids = np.array([image_id for _, image_id in source.order], np.int64)
         ids = ids[: len(ids) // batch_size * batch_size]
         return np.searchsorted(self.ids, ids).reshape(-1, batch_size)
-
-
-def is_ragged(name: object) -> bool:
-    """Return whether an entry's arrays may differ in length."""
-    return str(name).endswith("_ragged")
-
-
-def join(name: object, entries: list) -> dict[Any, Any]:
-    """Join one entry of a batch's samples as torch does, ragged arrays end to end.
-
-    Returns:
-        The entry by its name; for `x_ragged` also `x_ragged_counts`, (B,) int64.
-    """
-    import torch
-
-    if not is_ragged(name):
-        return {name: torch.utils.data.default_collate(entries)}
-    counts = torch.tensor([len(each) for each in entries])
-    return {name: torch.from_numpy(np.concatenate(entries)), f"{name}_counts": counts}
 
 
 def threads_of(settings: Settings) -> int:

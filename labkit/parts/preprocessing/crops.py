@@ -23,7 +23,7 @@ def draw_crop(
     """Draw the part of an image that a sample shows, and whether it is flipped.
 
     Its area is 8 to 100 % of the image's and its sides' ratio 3/4 to 4/3; where ten draws do not
-    fit, it is the largest part in the middle with such a ratio. A recipe takes this source.
+    fit, it is the largest part in the middle with such a ratio.
 
     Args:
         key: (seed, epoch, image).
