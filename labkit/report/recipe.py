@@ -85,7 +85,6 @@ PROCESSES, THREADS, AND_A_THREAD = "worker processes", "threads", " and a thread
 LOAD = {
     "torch": PROCESSES,
     "torch_iterable": PROCESSES,
-    "torch_joined_in_loop": PROCESSES,
     "resident": PROCESSES,
     "threads": THREADS,
 }
@@ -115,8 +114,6 @@ SENTENCES: dict[str, dict[str, str]] = {
         "resident": "The run repeated one batch in memory, this program loads all of them.",
         "torch_iterable": "The run's data set was iterable-style; this one delivers the same "
         "batches.",
-        "torch_joined_in_loop": "The run joined samples in the training loop; this program "
-        "delivers the same batches.",
     },
     "metrics": {"loops": "The run counted its metrics in loops, this program on the device."},
     "loss": {
