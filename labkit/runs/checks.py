@@ -40,8 +40,8 @@ from labkit.analysis.equal_work import (
     SCALED_TOLERANCE_LEVELS,
     difference,
 )
+from labkit.analysis.notes import LISTED_IMAGES
 from labkit.analysis.stand_ins import describe_rate
-from labkit.analysis.summary import LISTED_IMAGES
 from labkit.contracts import (
     BATCHES,
     LONGEST_REASON,

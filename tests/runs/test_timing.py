@@ -12,7 +12,7 @@ import pytest
 import torch
 from kernel import needs_fork, needs_read_counts, why_not_evicted
 
-from labkit.analysis.validity import cache_violation
+from labkit.analysis.cache_state import cache_violation
 from labkit.contracts import Skip
 from labkit.machine.clock import SystemClock
 from labkit.parts.devices import CpuDevice, EmulatedDevice
