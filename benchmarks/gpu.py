@@ -44,8 +44,8 @@ from labkit import units
 from labkit.contracts import Cancelled, Skip
 from labkit.experiments.request import Request
 from labkit.machine import gpu, hardware
-from labkit.machine.clock import SystemClock
-from labkit.parts.devices import DEVICES, PROFILES, Profile
+from labkit.machine.clock import Clock, SystemClock
+from labkit.parts.devices import DEVICES, DevicePart, EmulatedDevice, Profile
 from labkit.resolve import complete_here
 from labkit.runs.calibration import gpu_rate
 from labkit.settings import BATCH_SIZE
@@ -54,7 +54,7 @@ ROOT = Path(__file__).parents[1]
 BLOCKS = 6  # the least that full mode takes
 BUDGET_S = 50.0  # of a diagnosis
 # On a CPU, where nothing is to be measured; the simulated GPU runs what copies beside computing.
-SIMULATED = {"device": "emulated", "device_speed": 2000.0}
+SIMULATED = {"device": "emulated", "gpu_images_per_s": 2000.0}
 SMALL = {"images": 12, "batch_size": 2, "input_px": 32, "epochs": 1}
 SMALL_BUDGET_S = 5.0
 REPEATED = (1, 2, 4)  # times that a real GPU trains with a batch: it can only be made slower
@@ -177,7 +177,11 @@ def rows_of(found: lab.Run) -> Iterator[Row]:
         time_found = units.normalized(row.normalized_time)
         if row.ci_low is not None:
             time_found += f" {units.interval(row.ci_low, row.ci_high)}"
-        said = row.reason or row.verdict or row.labels.get("accelerator", "")
+        said = (
+            row.reason
+            or row.verdict
+            or ", ".join(str(each) for each in row.hardware if each.kind == "device")
+        )
         if row.steady_images_per_s:
             said += f", {units.rate(row.steady_images_per_s)}"
         yield f"{title}: {row.variant}", row.status if row.reason else time_found, said
@@ -200,6 +204,14 @@ def side_stream(site: Site) -> Iterator[Row]:
     yield from run(site, replace(whole, name="side_stream", **changes))
 
 
+def with_copies(speeds: Profile, profile: Profile, clock: Clock) -> EmulatedDevice:
+    """Make a simulated GPU that copies as fast as the real one."""
+    copies = ("pinned_bytes_per_s", "pageable_bytes_per_s")
+    return EmulatedDevice(
+        replace(profile, **{name: getattr(speeds, name) for name in copies}), clock
+    )
+
+
 def emulate(site: Site) -> Iterator[Row]:
     """Train at the speed of the real device, a half and a quarter; and on simulated ones."""
     speeds, waits = copy_speeds(site)
@@ -220,15 +232,17 @@ def emulate(site: Site) -> Iterator[Row]:
     }
     size = SMALL if site.is_small else {"images": BATCH_SIZE}
     real, simulated = {}, {}
-    with patch.dict(PROFILES, {speeds.name: speeds}):
+    with patch.dict(
+        DEVICES, {"emulated": DevicePart(partial(with_copies, speeds), is_simulated=True)}
+    ):
         for times in repeated:
             its = {"device": site.device, "step_repeats": times}
             step = f"trained {units.count(times, 'time')}"
             rate = gpu_rate(complete_here(replace(known["original"], **its, **size)))
             yield f"{step}: this device with the model alone", units.rate(rate), ""
-            other = {"device": "emulated", "device_speed": rate, "profile": speeds.name}
+            other = {"device": "emulated", "gpu_images_per_s": rate}
             if site.is_small:  # a CPU is so slow that the simulated one would take long
-                other["device_speed"] = SIMULATED["device_speed"]
+                other["gpu_images_per_s"] = SIMULATED["gpu_images_per_s"]
             for name, settings in known.items():
                 real[f"{name}, {step}"] = replace(settings, **its)
                 simulated[f"{name}, {step}, simulated"] = replace(settings, **other)
@@ -260,7 +274,7 @@ def emulate(site: Site) -> Iterator[Row]:
 
 def measure_host(site: Site) -> Iterator[Row]:
     """Measure what waiting and copying take of a core."""
-    profile = replace(PROFILES["calibrated"], compute_s_per_image=1.0)
+    profile = Profile(name="", compute_s_per_image=1.0)
     device = DEVICES["emulated" if site.is_small else "cuda"](profile, SystemClock())
     work = partial(device.run, 0.05) if site.is_small else gpu_host.multiply
     yield from gpu_host.measure_waits(device, work)
@@ -281,7 +295,7 @@ def copy_speeds(site: Site) -> tuple[Profile, bool]:
         Their speeds, and whether one from pageable memory waits for what its stream computes.
     """
     clock = SystemClock()
-    simulated = replace(PROFILES["calibrated"], compute_s_per_image=1.0)
+    simulated = Profile(name="", compute_s_per_image=1.0)
     device = DEVICES["emulated" if site.is_small else "cuda"](simulated, clock)
     pageable = {"image": torch.empty(COPIED_BYTES, dtype=torch.uint8)}
     pinned = dict(pageable) if site.is_small else {"image": pageable["image"].pin_memory()}

@@ -17,7 +17,7 @@ import labkit as lab
 from labkit import units
 from labkit.contracts import Device
 from labkit.machine.clock import SystemClock
-from labkit.parts.devices import PROFILES
+from labkit.parts.devices import Profile
 from labkit.pipeline import Pipeline, build
 from labkit.resolve import complete_here
 
@@ -155,7 +155,7 @@ def measure_steps(
     """
     device, backward = pipeline.device, pipeline.step.backward
     whole = pipeline.resident_batch()
-    assumed, rows, step_s = PROFILES["calibrated"], [], {}
+    assumed, rows, step_s = Profile(name="", compute_s_per_image=None), [], {}
     for size in sizes:
         part = {entry: tensor[:size].contiguous() for entry, tensor in whole.items()}
         batch = device.put(part, pinned=False, side_stream=False)
@@ -206,7 +206,6 @@ def open_training(name: str, data: str, on: Mapping[str, object], batch_size: in
         cache="as found",
         loader="resident",
         prefetcher="none",
-        profile=lab.Settings.profile,  # where the device is simulated
         **on,
     )
     torch.set_num_threads(1)  # as in trials

@@ -109,7 +109,7 @@ def main() -> int:
     with frame.photographs(options.data, IMAGES) as (data, scratch):
         base = Settings(
             data=str(data), device="emulated", num_workers=0, pin_memory=False, images=IMAGES,
-            device_speed=1e9,
+            gpu_images_per_s=1e9,
         )  # fmt: skip
         settings = complete_here(base)
         first_s, *later_s = trial_starts_s(settings, scratch)

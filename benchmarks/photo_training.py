@@ -14,7 +14,6 @@ import contextlib
 import os
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -26,7 +25,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from labkit.machine import procfs
 from labkit.machine.clock import SystemClock
-from labkit.parts.devices import PROFILES, EmulatedDevice
+from labkit.parts.devices import EmulatedDevice, Profile
 from labkit.parts.storage import slow_disk
 
 BATCH_SIZE = 8
@@ -190,12 +189,7 @@ def loader(dataset: Dataset, **knobs: object) -> DataLoader:
 
 def emulated(compute_ms: float, **speeds: float) -> EmulatedDevice:
     """Make an emulated GPU with the given computing time of an image."""
-    profile = replace(
-        PROFILES["resnet50_a100"],
-        name="planted",
-        compute_s_per_image=compute_ms / 1e3,
-        **speeds,
-    )
+    profile = Profile(name="planted", compute_s_per_image=compute_ms / 1e3, **speeds)
     return EmulatedDevice(profile, SystemClock())
 
 

@@ -41,9 +41,9 @@ if TYPE_CHECKING or not (_why_no_lab := why_no_lab()):
         roofline,
         run,
     )
-    from labkit.runs.calibration import calibrate
+    from labkit.runs.calibrated_device import calibrate
     from labkit.runs.experiment import Experiment, Variant
-    from labkit.runs.runner import forecast
+    from labkit.runs.forecasts import forecast
     from labkit.runs.store import list_runs
     from labkit.settings import Settings, vary
 

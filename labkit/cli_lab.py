@@ -25,7 +25,7 @@ from labkit.files import write_whole
 from labkit.machine import hardware, media
 from labkit.records import RunInfo
 from labkit.resolve import TABLES
-from labkit.runs import calibration, store
+from labkit.runs import calibrated_device, store
 from labkit.runs.active import Progress
 from labkit.runs.runner import BaselineSkipped
 from labkit.settings import INPUT_PX, MODES, PROTOCOLS, field_kinds, help_texts
@@ -274,7 +274,7 @@ def _open(options: Options) -> None:
 def _calibrate(options: Options) -> None:
     for input_px in options.input_px:
         device = lab.calibrate(options.data, input_px, results=options.results)
-        print(f"{device}\nkept in {Path(options.results) / calibration.FILE}")
+        print(f"{device}\nkept in {Path(options.results) / calibrated_device.FILE}")
 
 
 def _notebooks(options: Options) -> None:

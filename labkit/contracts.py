@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
+from labkit.records import Hardware
 from labkit.settings import Settings
 
 if TYPE_CHECKING:
@@ -108,8 +109,8 @@ class DeviceBatch(dict):
 class Device(Protocol):
     """What prefetchers and steps may ask of a device."""
 
-    label: str
-    """What the rows call it: cuda:<name>, cpu or emulated(<profile>)."""
+    hardware: Hardware
+    """As rows have it."""
     torch_device: torch.device
     emulated: bool
     """It computes nothing, and only takes the time: see `parts.devices.EmulatedDevice`."""

@@ -19,10 +19,43 @@ from labkit.settings import CORRECTED, Settings
 #   5  resident_shares_before in cache_proof: one per epoch, where `cached` is set;
 #      unreadable_images
 #   6  arrivals_s in epochs
-SCHEMA = 6
+#   7  hardware, in place of the labels storage, accelerator and network
+SCHEMA = 7
 PER_STEP = ("waits_s", "arrivals_s")  # fields of an epoch with a number per step
 
 Status = Literal["ok", "skipped", "failed", "cancelled"]
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """A device, storage or network that trials use: real, or simulated."""
+
+    kind: Literal["device", "storage", "network"]
+    how: Literal["real", "unconfirmed", "simulated", "throttled", "modelled"] = "real"
+    """A simulated storage is a remote one; "unconfirmed": it may be another than it is called."""
+    details: str = ""
+    """Such as "460 images/s" of a simulated GPU, "81 reads/s" of a throttled disk, "cpu"."""
+
+    @property
+    def is_simulated(self) -> bool:
+        """Whether it is not the real thing."""
+        return self.how not in ("real", "unconfirmed")
+
+    @property
+    def name(self) -> str:
+        """Without details: "simulated GPU", "throttled storage", "real storage"."""
+        names = {"device": "simulated GPU", "storage": "simulated remote storage"}
+        if self.how == "simulated" and self.kind in names:
+            return names[self.kind]
+        return f"{self.how} {self.kind}"
+
+    def __str__(self) -> str:
+        if self.how == "real":
+            return self.details or self.how
+        if not self.details:
+            return self.name
+        is_device = self.kind == "device"
+        return f"{self.name}, {self.details}" if is_device else f"{self.name} ({self.details})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,9 +168,11 @@ class Trial:
     disturbance: dict[str, Any] = field(default_factory=dict)
     medium: dict[str, Any] = field(default_factory=dict)
     """What the files lay on: filesystem, device, rotational, cold_reads_per_s (None: unknown)."""
+    hardware: tuple[Hardware, ...] = ()
+    """Its device and storage, and the network of several ranks."""
     labels: dict[str, str] = field(default_factory=dict)
-    """storage=real|throttled|modelled|emulated distance|unknown, cache=cold|warm|50 % cached
-    as verified, accelerator=cuda:...|cpu|emulated(...)."""
+    """What else tells its work from that of others: cache=cold|warm|50 % cached as verified,
+    images, loss, precision, ranks, …"""
     first_loss: float | None = None
     """Of untrained weights, in the warm-up; the same for all variants but for rounding."""
     loss: float | None = None
@@ -178,7 +213,36 @@ class Trial:
             )
         known = {f.name for f in fields(Trial)}
         row = {name: value for name, value in row.items() if name in known}
-        return Trial(**{**row, "epochs": tuple(_epoch_of(epoch) for epoch in row["epochs"])})
+        if "hardware" not in row:
+            row |= _without_hardware(row.get("labels", {}))
+        hardware = (h if isinstance(h, Hardware) else Hardware(**h) for h in row["hardware"])
+        epochs = tuple(_epoch_of(epoch) for epoch in row["epochs"])
+        return Trial(**{**row, "hardware": tuple(hardware), "epochs": epochs})
+
+
+def _without_hardware(labels: Mapping[str, str]) -> dict[str, Any]:
+    """Return what replaces the labels of earlier versions, which held the hardware as text."""
+    kinds: dict[str, Literal["device", "storage", "network"]] = {
+        "accelerator": "device", "storage": "storage", "network": "network",
+    }  # fmt: skip
+    found = [read_hardware(kind, labels[name]) for name, kind in kinds.items() if name in labels]
+    others = {name: label for name, label in labels.items() if name not in kinds}
+    return {"hardware": found, "labels": others}
+
+
+def read_hardware(kind: Literal["device", "storage", "network"], label: str) -> Hardware:
+    """Return hardware that an earlier version wrote as text, as "throttled(81 reads/s)"."""
+    how: dict[str, Literal["unconfirmed", "simulated", "throttled", "modelled"]] = {
+        "unknown": "unconfirmed",
+        "emulated": "simulated",
+        "emulated distance": "simulated",
+        "throttled": "throttled",
+        "modelled": "modelled",
+    }
+    word, _, details = label.partition("(")
+    if word.strip() in how:
+        return Hardware(kind, how[word.strip()], details.removesuffix(")"))
+    return Hardware(kind, details="" if label == "real" else label)
 
 
 def _epoch_of(row: dict[str, Any]) -> Epoch:
@@ -297,7 +361,7 @@ class ProvedRates:
     """What a simulated disk or network was measured to deliver."""
 
     rates: tuple[Mapping[str, Any], ...] = ()
-    """One for each pattern, see `labkit.analysis.stand_ins.describe_rate`; empty: not measured."""
+    """One for each pattern, see `labkit.analysis.simulated.describe_rate`; empty: not measured."""
     rates_checked_utc: str = ""
 
 
@@ -305,8 +369,8 @@ class ProvedRates:
 class StagedStorage(ProvedRates):
     """What a storage of a run is on its machine; None is unknown."""
 
-    label: str = ""
-    """As rows have it: real, throttled(...), ..."""
+    hardware: Hardware = Hardware("storage")
+    """As rows have it."""
     filesystem: str = ""
     device: str = ""
     rotational: bool | None = None
@@ -316,6 +380,12 @@ class StagedStorage(ProvedRates):
     copied_bytes: int | None = None
     """None: the data is not copied there."""
     copied_s: float | None = None
+
+    @property
+    def medium(self) -> dict[str, Any]:
+        """What every row repeats of it."""
+        names = ("filesystem", "device", "rotational", "cold_reads_per_s")
+        return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True, kw_only=True)

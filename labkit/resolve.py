@@ -24,7 +24,7 @@ from labkit.contracts import AnyPart, Part, Reader, Skip, as_part
 from labkit.machine import gpu, hardware
 from labkit.machine.gpu import CudaState
 from labkit.parts.decoding import DECODERS, Decoder
-from labkit.parts.devices import DEVICES, PROFILES, DevicePart, Profile
+from labkit.parts.devices import DEVICES, GPUS, DevicePart, Profile
 from labkit.parts.loading import LOADERS, Loader
 from labkit.parts.packing import JPEG, PACKINGS, PIXELS, RESIZED, SAMPLE, Packing
 from labkit.parts.packing.packs import pack_format
@@ -48,7 +48,7 @@ TABLES: dict[str, dict] = {
     "loader": LOADERS,
     "prefetcher": PREFETCHERS,
     "device": DEVICES,
-    "profile": PROFILES,
+    "gpu_images_per_s": GPUS,
     "step": STEPS,
     "loss": LOSSES,
     "saver": SAVERS,
@@ -160,7 +160,6 @@ def resolve(settings: Settings, *, cuda: Callable[[], CudaState] | None = None) 
         parts.decoder,
         parts.preprocessor,
         parts.step,
-        PROFILES[settings.profile],
         find_part(Loss, settings.loss),
         find_part(Metrics, settings.metrics),
         parts.device,
@@ -188,17 +187,23 @@ def find_part(kind: type[AnyPart], name: str | None) -> AnyPart:
 
 
 def find_profile(settings: Settings) -> Profile:
-    """Return the speed of the simulated device, as the profile or `device_speed` say."""
-    profile = replace(PROFILES[settings.profile], batch_size=settings.batch_size)
-    if profile.compute_s_per_image is None and settings.device_speed is not None:
-        profile = replace(profile, compute_s_per_image=1 / settings.device_speed)
-    return profile
+    """Return the speed of the simulated GPU."""
+    given = settings.gpu_images_per_s
+    name = given if isinstance(given, str) else ""
+    rate = GPUS[name] if name else given
+    return Profile(
+        name=name,
+        compute_s_per_image=1 / rate if isinstance(rate, float) else None,
+        batch_size=settings.batch_size,
+        sleeps=find_part(DevicePart, settings.device).sleeps,
+    )
 
 
 def _check_names(settings: Settings) -> None:
     for setting, table in TABLES.items():
         value = getattr(settings, setting)
-        if setting != "storage" and value is not None:  # `locate` knows folders, too
+        # `locate` knows folders, too; the speed of a GPU may be a number.
+        if setting != "storage" and isinstance(value, str):
             pick(table, value, setting)
     check_folder_name(settings.checkpoint_to)
     check_sink(settings.report_to)

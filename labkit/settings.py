@@ -9,6 +9,7 @@ the names in them stand for, is decided in `labkit.resolve`.
 from __future__ import annotations
 
 import ast
+import contextlib
 import inspect
 import itertools
 import math
@@ -27,13 +28,11 @@ LEAST = {
     "cached": 0, "jitter_ms": 0, "checkpoint_every": 0, "report_every": 0, "metrics_every": 1,
     "ranks": 1, "step_repeats": 1,
 }  # fmt: skip
-# Values that earlier versions wrote: they fitted the emulated device to each run, or let its host
-# sleep unless it was said to spin.
-RENAMED = {
-    ("profile", "matched"): "calibrated",
-    ("profile", "calibrated_spinning"): "calibrated",
-}
-REMOVED = ("if_not_written",)  # settings of earlier versions
+# Settings of earlier versions, which `with_new_names` translates or leaves out.
+REMOVED = ("if_not_written", "profile", "device_speed")
+CALIBRATED = ("calibrated", "calibrated_sleeping", "calibrated_spinning", "matched")  # profiles
+SLEEPING = "emulated_sleeping"  # a simulated GPU that the host waits for without using a core
+SIMULATED_GPUS = ("emulated", SLEEPING)
 INPUT_PX_STEP = 32  # ResNet-18 halves the image five times
 # Of an experiment that names no others.  The documents' 512 px and batches of 32 take two cores
 # half a second for a batch: a quick run would take five minutes.
@@ -42,7 +41,15 @@ INPUT_PX, BATCH_SIZE = 256, 8
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """One variant's settings; every field is set by the user or left unset."""
+    """One variant's settings; every field is set by the user or left unset.
+
+    Examples:
+        >>> Settings(num_workers=4).num_workers
+        4
+        >>> Settings(batch_size=0)
+        Traceback (most recent call last):
+        ValueError: batch_size must be at least 1, got 0
+    """
 
     data: str = "data/photos"
     """Images: a folder (COCO layout, or any tree of .jpg/.jpeg files), or a URL."""
@@ -91,13 +98,11 @@ class Settings:
     prefetcher: str = "none"
     """What fetches the next batch while the device works on this one."""
     device: str | None = None
-    """Where the training step runs; unset: cuda where it works, else emulated (simulated GPU)."""
-    profile: str = "calibrated"
-    """Simulated GPU only: how fast it computes; calibrated: as `device_speed` says.  The host keeps
-    a core busy while it waits for the GPU, except with calibrated_sleeping."""
-    device_speed: float | None = None
+    """Where the training step runs; unset: cuda where it works, else emulated (simulated GPU).
+    With emulated_sleeping, the host leaves its core to others while it waits for the GPU."""
+    gpu_images_per_s: float | str | None = None
     """Simulated GPU only: images/s it trains with the model alone, in batches of the baseline's
-    size; unset: `labkit calibrate`."""
+    size, or the name of a GPU; unset: as `labkit calibrate` measured."""
     step: str | None = None
     """What trains on a batch; unset: the preprocessor's model, or timed on a simulated GPU."""
     step_repeats: int = 1
@@ -144,15 +149,19 @@ class Settings:
     """Seed of the shuffling and of every random draw."""
 
     def __post_init__(self) -> None:
+        with contextlib.suppress(TypeError, ValueError):  # it may be a name
+            if not isinstance(self.gpu_images_per_s, bool):
+                object.__setattr__(self, "gpu_images_per_s", float(self.gpu_images_per_s))
         for field in fields(self):
             _check_kind(field.name, getattr(self, field.name))
         for name, least in LEAST.items():
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ValueError(f"{name} must be at least {least}, got {value}")
-        if self.device_speed is not None and not 0 < self.device_speed < math.inf:
+        speed = self.gpu_images_per_s
+        if isinstance(speed, float) and not 0 < speed < math.inf:
             raise ValueError(
-                f"device_speed must be a number of images/s above 0, got {self.device_speed}; "
+                f"gpu_images_per_s must be a number above 0, got {speed}; "
                 "leave it out for the calibrated one"
             )
         if self.input_px is not None and (self.input_px < 1 or self.input_px % INPUT_PX_STEP):
@@ -164,9 +173,9 @@ class Settings:
             raise ValueError(f"cached must be at most 100, got {self.cached}; it is in percent")
 
     @property
-    def has_device_speed(self) -> bool:
-        """Whether the simulated GPU is to be as fast as the user says, and not as calibrated."""
-        return self.device_speed is not None or self.profile != Settings.profile
+    def is_on_simulated_gpu(self) -> bool:
+        """Whether the device, if it is set, is a simulated GPU."""
+        return self.device in SIMULATED_GPUS
 
     @property
     def cache_state(self) -> str | int:
@@ -237,6 +246,10 @@ def vary(base: Settings, **choices: Iterable[object]) -> dict[str, Settings]:
 
     Raises:
         ValueError: not exactly one setting, an unknown one, or a value given twice.
+
+    Examples:
+        >>> list(vary(Settings(), num_workers=[0, 2, 4]))
+        ['0', '2', '4']
     """
     if len(choices) != 1:
         raise ValueError(
@@ -263,6 +276,12 @@ def change_all(
 
     Raises:
         ValueError: as `with_settings`.
+
+    Examples:
+        >>> variants = vary(Settings(), decoder=["opencv", "pillow"])
+        >>> warm = change_all(variants, "{}, warm", cache="warm")
+        >>> {label: settings.cache for label, settings in warm.items()}
+        {'opencv, warm': 'warm', 'pillow, warm': 'warm'}
     """
     return {label.format(old): with_settings(each, changes) for old, each in variants.items()}
 
@@ -281,9 +300,14 @@ def with_settings(base: Settings, changes: dict[str, Any]) -> Settings:
 
 
 def with_new_names(stored: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace the values that earlier versions wrote by today's, and leave out removed settings."""
+    """Return settings that earlier versions wrote as today's."""
     kept = {name: value for name, value in stored.items() if name not in REMOVED}
-    return {name: RENAMED.get((name, str(value)), value) for name, value in kept.items()}
+    profile, speed = str(stored.get("profile", "calibrated")), stored.get("device_speed")
+    if profile == "calibrated_sleeping":
+        kept["device"] = SLEEPING
+    if speed is None and profile not in CALIBRATED:
+        speed = profile
+    return kept if speed is None else {"gpu_images_per_s": speed, **kept}
 
 
 def read_settings(stored: Mapping[str, Any]) -> tuple[Settings, dict[str, Any]]:
@@ -317,7 +341,7 @@ def complete(
     can_fork: bool,
     real_step: str = "detector",
 ) -> Settings:
-    """Fill every unset field but `images` and `device_speed`, for the machine.
+    """Fill every unset field but `images` and `gpu_images_per_s`, for the machine.
 
     Args:
         settings: the user's choice; what is set stays.
@@ -327,8 +351,8 @@ def complete(
         real_step: what a device that is not emulated does with the preprocessor's batches.
 
     Returns:
-        Settings in which only `images` and `device_speed` may still be None: calibration finds
-        them.
+        Settings in which only `images` and `gpu_images_per_s` may still be None: calibration
+        finds them.
     """
     device = settings.device or ("cuda" if has_cuda else "emulated")
     defaults = {
@@ -336,7 +360,7 @@ def complete(
         "batch_size": BATCH_SIZE,
         "num_workers": max(2, cores // 2),
         "device": device,
-        "step": "timed" if device == "emulated" else real_step,
+        "step": "timed" if device in SIMULATED_GPUS else real_step,
         # The emulated device stands for a CUDA one, so its batches count as pinned too.
         "pin_memory": device != "cpu",
         "start_method": "fork" if can_fork else "spawn",
@@ -373,7 +397,8 @@ def field_kinds() -> dict[str, tuple[type, tuple[str, ...], bool]]:
     kinds = {}
     for name, hint in typing.get_type_hints(Settings).items():
         options = typing.get_args(hint) if type(None) in typing.get_args(hint) else (hint,)
-        (kind,) = (option for option in options if option is not type(None))
+        # The last one: of a number or a name, both are written as text.
+        *_, kind = (option for option in options if option is not type(None))
         choices = typing.get_args(kind) if typing.get_origin(kind) is Literal else ()
         kinds[name] = (str if choices else kind, choices, type(None) in options)
     return kinds
@@ -385,6 +410,8 @@ def _check_kind(name: str, value: object) -> None:
         return
     # bool is a kind of int in Python; a worker count of True would be a typo.
     accepted = (int, float) if kind is float else kind
+    if name == "gpu_images_per_s":
+        accepted = (float, str)
     if not isinstance(value, accepted) or (kind is not bool and isinstance(value, bool)):
         words = {int: "a whole number", float: "a number", bool: "True or False", str: "text"}[kind]
         raise ValueError(f"{name} must be {words}, got {value!r}")

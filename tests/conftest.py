@@ -195,23 +195,20 @@ def photos(tmp_path_factory):
 
 @pytest.fixture(scope="session", autouse=True)
 def beside_others():
-    """Calibrate in no time, as nothing is to be measured, and let every stand-in pass.
+    """Calibrate in no time, as nothing is to be measured.
 
     Returns what measures the reference, which takes processes of its own.
     """
-    from labkit.runs import calibration, checks
+    from labkit.runs import calibrated_device, calibration
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(calibration, "CALIBRATION_S", 0.1)
         patch.setattr(calibration, "LOADING_S", 0.1)
-        measures = calibration._reference_rates
-        patch.setattr(calibration, "_reference_rates", lambda *given: ([200.0, 200.0], {}))
-        patch.setattr(calibration, "PROCESS_S", 0.01)
-        patch.setattr(calibration, "LEAST_PROCESSES", 2)
-        patch.setattr(calibration, "LONGEST_S", 0.0)
-        patch.setattr(checks, "FREE_LOADER_MIN_AU", 0.0)
-        patch.setattr(checks, "EMULATOR_TRIES", 1)
-        patch.setattr(checks, "MAX_ERROR_SHARE", 1.0)
+        measures = calibrated_device._reference_rates
+        patch.setattr(calibrated_device, "_reference_rates", lambda *given: ([200.0, 200.0], {}))
+        patch.setattr(calibrated_device, "PROCESS_S", 0.01)
+        patch.setattr(calibrated_device, "LEAST_PROCESSES", 2)
+        patch.setattr(calibrated_device, "LONGEST_S", 0.0)
         yield measures
 
 

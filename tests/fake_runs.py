@@ -7,7 +7,17 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
-from fakes import LABELS, fake_epoch, fake_info, fake_logged, fake_trial, fake_trials
+from fakes import (
+    H200,
+    LABELS,
+    REAL_DISK,
+    SIMULATED_GPU,
+    fake_epoch,
+    fake_info,
+    fake_logged,
+    fake_trial,
+    fake_trials,
+)
 
 from labkit.report.run import Run
 from labkit.runs.store import append_trial, create_run
@@ -21,7 +31,7 @@ THEIRS = {
     "machine_id": "abcdef012345", "cores": 16, "cpu_model": "Intel Xeon",
     "gpu": {"works": True, "name": "NVIDIA H200"}, "versions": {"torch": "2.12.0"},
 }  # fmt: skip
-REAL = {"storage": "real", "accelerator": "cuda:H200"}
+REAL = {"storage": REAL_DISK, "device": H200}
 COLD = {**REAL, "cache": "cold"}
 HERE = "here"  # the machine whose runs answer
 
@@ -154,8 +164,8 @@ def fake_run_at_speeds(saved_at=SAVED_AT, *, blocks=10, mode="full", published=N
 
     def make(group, name, block, role):
         time_s = 2.0 * groups[group][name] * rng.lognormvariate(0, 0.005)
-        speed = f"emulated({80 * float(group[4:]):.3g} images/s)"
-        labels = {**LABELS, "storage": "real", "cache": "cold", "accelerator": speed}
+        gpu = replace(SIMULATED_GPU, details=f"{80 * float(group[4:]):.3g} images/s")
+        labels = {**LABELS, "cache": "cold", "device": gpu}
         return fake_trial(name, block, role, time_s, labels=labels)
 
     told, trials = fake_groups(groups, make, blocks=blocks)
@@ -230,12 +240,12 @@ def fake_roofline(
         compute_s = images / (x * base) if x else 0.0
         ideal_s = max(images / loading[name], compute_s)
         time_s = ideal_s * rng.lognormvariate(0, noise) / (overlap if x else 1)
-        speed = f"emulated({x * base:.3g} images/s)" if x else "emulated(480 images/s)"
+        gpu = replace(SIMULATED_GPU, details=f"{x * base:.3g} images/s" if x else "480 images/s")
         later_s = time_s - (time_s - compute_s) / 20  # of 20 steps
         epoch = fake_epoch(start_s + later_s, images=images)
         arrivals_s = tuple(start_s + step * time_s / 20 for step in range(20))
         epoch = replace(epoch, first_batch_s=start_s, compute_s=compute_s, arrivals_s=arrivals_s)
-        trial = fake_trial(name, block, labels={**LABELS, "accelerator": speed})
+        trial = fake_trial(name, block, labels={**LABELS, "device": gpu})
         return replace(trial, epochs=(epoch,), experiment="preprocessing_roofline")
 
     told, trials = fake_groups(dict.fromkeys(x_of, loading), make, blocks=blocks)

@@ -7,10 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from labkit.analysis.summary import Summary, summarize
-from labkit.records import RUN_SCHEMA, Epoch, RunInfo, Trial
+from labkit.records import RUN_SCHEMA, Epoch, Hardware, RunInfo, Trial
 from labkit.runs.store import from_json
 
-LABELS = {"storage": "real", "accelerator": "emulated(460 images/s)"}
+REAL_DISK, THROTTLED_DISK = Hardware("storage"), Hardware("storage", "throttled", "81 reads/s")
+MODELLED_DISK = Hardware("storage", "modelled", "HDD 7200")
+H200 = Hardware("device", details="cuda:H200")
+SIMULATED_GPU = Hardware("device", "simulated", "460 images/s")
+# What a trial is labelled with: hardware by its kind, and text.
+LABELS = {"storage": REAL_DISK, "device": SIMULATED_GPU}
 
 
 def fake_epoch(epoch_s: float, *, images: int = 160, steps: int = 20) -> Epoch:
@@ -41,7 +46,7 @@ def fake_trial(
     *,
     status: str = "ok",
     reason: str = "",
-    labels: Mapping[str, str] = LABELS,
+    labels: Mapping[str, str | Hardware] = LABELS,
 ) -> Trial:
     """One trial whose two epochs take 60 % and 40 % of `time_s`; none unless it is ok."""
     ok = status == "ok"
@@ -60,8 +65,15 @@ def fake_trial(
         emulated_busy_share=0.7 if ok else None,
         peak_rss_bytes=400_000_000 if ok else None,
         cache_proof=fake_proof(labels.get("cache")) if ok else {},
-        labels=dict(labels),
+        **split_labels(labels),
     )
+
+
+def split_labels(labels: Mapping[str, str | Hardware]) -> dict[str, object]:
+    """A trial's fields `hardware` and `labels`."""
+    hardware = tuple(label for label in labels.values() if isinstance(label, Hardware))
+    texts = {name: label for name, label in labels.items() if isinstance(label, str)}
+    return {"hardware": hardware, "labels": texts}
 
 
 def fake_proof(cache: str | None) -> dict[str, object]:
@@ -128,7 +140,7 @@ def fake_trials(
     noise: float = 0.02,
     drift: float = 0.05,
     seed: int = 0,
-    labels: Mapping[str, str] = LABELS,
+    labels: Mapping[str, str | Hardware] = LABELS,
 ) -> list[Trial]:
     """A whole run: the first variant is the baseline and runs twice a block, in random order.
 
@@ -193,8 +205,8 @@ TIMES = {"original": 1.0, "prefetch_generator": 0.894, "data_prefetcher": 0.891}
 
 
 def make_summary(
-    times: Mapping[str, float] = TIMES, *, labels: Mapping[str, str] = LABELS, blocks: int = 3,
-    noise: float = 0.02, **info: object,
+    times: Mapping[str, float] = TIMES, *, labels: Mapping[str, str | Hardware] = LABELS,
+    blocks: int = 3, noise: float = 0.02, **info: object,
 ) -> Summary:  # fmt: skip
     """The summary of a whole run; what run.json says is skipped has rows, too."""
     names = [*times, *info.get("skipped", {})]
@@ -204,11 +216,9 @@ def make_summary(
 
 def fake_throttled_hdd():
     """Trials of which only the variant hdd stands on a stand-in."""
-    real = {"storage": "real", "accelerator": "cuda:H200"}
+    real = {"storage": REAL_DISK, "device": H200}
     return [
-        replace(trial, labels={**real, "storage": "throttled(81 reads/s)"})
-        if trial.variant == "hdd"
-        else trial
+        replace(trial, hardware=(THROTTLED_DISK, H200)) if trial.variant == "hdd" else trial
         for trial in fake_trials({"hdd": 1.0, "ssd": 0.86}, labels=real)
     ]
 
@@ -221,7 +231,7 @@ class FakeMedium:
     """The setting."""
     epochs_s: tuple[float, ...]
     cache: str = "warm"
-    label: str = "real"
+    hardware: Hardware = REAL_DISK
     resident_share: float | None = 1.0
     """Before epoch 1."""
     read_share: float | None = 0.0
@@ -230,18 +240,18 @@ class FakeMedium:
     """In each trial."""
 
 
-THROTTLED = "throttled(7200 rpm: 81 reads/s, 106 MB/s)"
+THROTTLED = Hardware("storage", "throttled", "7200 rpm: 81 reads/s, 106 MB/s")
 # A hard disk stands in, the other media are real; memory holds all files after epoch 1.
 MEDIA = {
     "hdd": FakeMedium(
-        storage="throttled", epochs_s=(2.05, 1.42), cache="cold", label=THROTTLED,
+        storage="throttled", epochs_s=(2.05, 1.42), cache="cold", hardware=THROTTLED,
         resident_share=0.0, read_share=0.501,
     ),
     "ssd": FakeMedium(
         storage="ssd", epochs_s=(1.58, 1.41), cache="cold", resident_share=0.0, read_share=0.502
     ),
     "tmpfs": FakeMedium(storage="tmpfs", epochs_s=(1.43, 1.41)),
-    "hdd, warm": FakeMedium(storage="throttled", epochs_s=(1.44, 1.42), label=THROTTLED),
+    "hdd, warm": FakeMedium(storage="throttled", epochs_s=(1.44, 1.42), hardware=THROTTLED),
     "ssd, warm": FakeMedium(storage="ssd", epochs_s=(1.43, 1.42)),
 }  # fmt: skip
 
@@ -280,11 +290,8 @@ def _fake_media_trial(name: str, block: int, role: str, medium: FakeMedium, spee
             "swapped_out_pages": None if medium.swapped_pages is None else 0,
         },
         medium={"rotational": None},
-        labels={
-            "storage": medium.label,
-            "cache": medium.cache,
-            "accelerator": LABELS["accelerator"],
-        },
+        hardware=(medium.hardware, SIMULATED_GPU),
+        labels={"cache": medium.cache},
     )
 
 

@@ -45,7 +45,7 @@ from labkit.parts.packing.boxes import synthesize_boxes
 from labkit.parts.packing.folder import open_folder, write_folder
 from labkit.parts.storage.folder import copy_in
 from labkit.records import SCHEMA
-from labkit.runs import calibration
+from labkit.runs import calibrated_device
 from labkit.runs.store import hold, list_runs, load_run, split_local, to_json
 from labkit.settings import AS_PUBLISHED
 from tests.processes import PATIENCE_S, until
@@ -400,7 +400,7 @@ def held(place):
 
 
 def calibrating(place):
-    place.stack.enter_context(FileLock(place.results / f"{calibration.FILE}.lock"))
+    place.stack.enter_context(FileLock(place.results / f"{calibrated_device.FILE}.lock"))
 
 
 def wrapped(*before):
@@ -706,8 +706,8 @@ ROWS: dict[Callable, dict[str, tuple[Callable, str]]] = {
         "image that changed since its manifest": (
             swapped,
             "data must be what its manifest says, got 1 changed files (<data>/images/0.jpg must"),
-        "a list as earlier checks": (
-            every(whole, put("../results/self_checks.json", b"[]")), WORKS),
+        "no list as earlier checks": (
+            every(whole, put("../results/self_checks.json", b"{}")), WORKS),
         "annotations missing beside their manifest": (
             every(whole, lambda place: (place.data / "annotations.json").unlink()),
             "data must be what its manifest says, got 1 changed files (<data>/annotations.json m"),

@@ -81,12 +81,13 @@ def test_mixed_precision_is_left_out_on_a_cpu_that_computes_it_far_slower(monkey
 @pytest.mark.parametrize(
     ("error", "message", "choices"),
     [
-        (ValueError, "has its own", {"device_speed": 460, "profile": "resnet50_a100"}),
-        (Skip, "which is as fast as it is", {"device_speed": 460, "device": "cpu"}),
-        (Skip, "only the simulated GPU", {"profile": "calibrated_sleeping", "device": "cpu"}),
+        (ValueError, "one of resnet50_a100, resnet50_h100", {"gpu_images_per_s": "a100"}),
+        (Skip, "which is as fast as it is", {"gpu_images_per_s": 460, "device": "cpu"}),
     ],
 )
-def test_a_device_with_a_speed_of_its_own_takes_no_other(error, message, choices):
+def test_only_a_simulated_gpu_has_a_speed_which_is_a_number_or_a_known_name(
+    error, message, choices
+):
     with pytest.raises(error, match=message):
         resolve(completed(**choices))
 

@@ -4,7 +4,15 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from labkit.settings import BATCH_SIZE, Settings, complete, field_kinds, read_settings, vary
+from labkit.settings import (
+    BATCH_SIZE,
+    SLEEPING,
+    Settings,
+    complete,
+    field_kinds,
+    read_settings,
+    vary,
+)
 
 
 def test_vary_changes_one_setting_and_keeps_the_rest():
@@ -28,7 +36,7 @@ def test_only_what_is_unset_is_filled_in():
     assert (filled.input_px, filled.num_workers, filled.device) == (96, 0, "cpu")
     assert filled.batch_size == BATCH_SIZE
     unset = {name for name, (_, _, may) in field_kinds().items() if may}
-    unset -= {"images", "cached", "device_speed"}
+    unset -= {"images", "cached", "gpu_images_per_s"}
     assert all(getattr(complete(Settings(), **machine), name) is not None for name in unset)
 
 
@@ -45,6 +53,23 @@ def test_stored_settings_of_an_earlier_version_are_read():
     expected = Settings(num_workers=3), {}
     assert read_settings(stored) == expected
     assert read_settings({**stored, "profile": "matched", "if_not_written": "stop"}) == expected
+
+
+@pytest.mark.parametrize(
+    ("stored", "expected"),
+    [
+        ({"profile": "calibrated", "device_speed": 460.0}, {"gpu_images_per_s": 460.0}),
+        ({"profile": "resnet50_a100"}, {"gpu_images_per_s": "resnet50_a100"}),
+        ({"profile": "calibrated_sleeping", "device": "emulated"}, {"device": SLEEPING}),
+    ],
+)
+def test_the_simulated_gpus_of_earlier_versions_are_read(stored, expected):
+    assert read_settings(stored) == (Settings(**expected), {})
+
+
+@pytest.mark.parametrize("given", [460, 460.0, "460"])
+def test_the_speed_of_a_gpu_is_a_number_also_as_text(given):
+    assert Settings(gpu_images_per_s=given).gpu_images_per_s == 460.0
 
 
 def test_stored_settings_of_another_version_are_kept_apart():

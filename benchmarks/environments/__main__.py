@@ -55,7 +55,7 @@ def commands(place: Place, *, calibrates: bool, ci: bool) -> dict[str, list[str]
     """Return the lab's commands by the names of their columns."""
     results = ["--data", "photos", "--results", str(place.results), "--blocks", "1"]
     if ci or not calibrates:  # which takes a minute
-        results += ["--device-speed", "100"]
+        results += ["--gpu-images-per-s", "100"]
     few = ["--variant", "original", "--variant", "both", "--input-px", "128"] if ci else []
     every = {
         "doctor": ["doctor", "--data", "photos"],

@@ -460,7 +460,7 @@ def check_shared_memory(place: Place, done: dict[str, Done]) -> str:
     advice = re.search(r"use num_workers (\d+) or", done["prefetching"].errors)
     if advice is None:
         return f"no number of workers is advised: {done['prefetching'].errors[-300:]}"
-    words = ("run", "prefetching", "--data", "photos", "--blocks", "1", "--device-speed", "100")
+    words = ("run", "prefetching", "--data", "photos", "--blocks", "1", "--gpu-images-per-s", "100")
     results = ("--results", str(place.work / "as-advised"))
     fewer = place.labkit(*words, *results, "--num-workers", advice[1])
     return f"as advised: {fewer.errors[-300:]}" if fewer.status else ""

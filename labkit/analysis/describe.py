@@ -32,6 +32,20 @@ class Averages:
         """The epochs of all trials."""
         return tuple(epoch for trial in self.trials for epoch in trial.epochs)
 
+    @cached_property
+    def labels(self) -> dict[str, str]:
+        """What tells their work from that of others; values in which they differ, joined."""
+        values: dict[str, dict[str, None]] = {}
+        for trial in self.trials:
+            for name, label in trial.labels.items():
+                values.setdefault(name, {})[label] = None
+        return {name: " / ".join(labels) for name, labels in values.items()}
+
+    @property
+    def cache(self) -> str:
+        """The label of their cache state: "cold", "warm", "50 % cached", or ""."""
+        return self.labels.get("cache", "")
+
     # --- times
 
     @property
@@ -272,15 +286,6 @@ def _epoch_bar(name: str, trials: Sequence[Sequence[Epoch]]) -> EpochBar:
         all_s=tuple(epoch.epoch_s for epochs in trials for epoch in epochs),
         startup_s=fmean(fmean(epoch.startup_s for epoch in epochs) for epochs in trials),
     )
-
-
-def merge_labels(trials: Sequence[Trial]) -> dict[str, str]:
-    """Return the labels of trials, values in which they differ joined by " / "."""
-    names = dict.fromkeys(name for trial in trials for name in trial.labels)
-    return {
-        name: " / ".join(dict.fromkeys(t.labels[name] for t in trials if name in t.labels))
-        for name in names
-    }
 
 
 def _steady_rate(trials: Sequence[Trial]) -> SteadyRate:

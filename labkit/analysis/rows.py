@@ -11,21 +11,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
 from labkit.analysis.compare import NOTHING, Comparison, compare
-from labkit.analysis.describe import Averages, merge_labels
+from labkit.analysis.describe import Averages
 from labkit.analysis.equal_work import STEP, is_floor
 from labkit.analysis.validity import ValidTrials
-from labkit.records import ROOFLINE, Calibration, RunInfo, Trial
+from labkit.records import ROOFLINE, Calibration, Hardware, RunInfo, Trial
 
 # What of a row JSON and a table of numbers hold, in this order.
 COLUMNS = (
     "variant", "group", "status", "reason", "normalized_time", "ci_low", "ci_high", "ratios",
     "outliers", "blocks", "disturbed", "left_out", "s", "level", "mde", "time_s", "images_per_s",
-    "published", "agreement", "verdict", "epoch1_s", "epoch2_s", "startup_s",
+    "published", "verdict", "epoch1_s", "epoch2_s", "startup_s",
     "steady_images_per_s", "steady_reason", "wait_share", "transfer_share", "step_share",
     "sync_share", "compute_share", "stall_share", "cpu_percent", "gpu_util",
     "emulated_busy_share", "cpu_s_per_1000_images", "wait_p50_s", "wait_p99_s", "peak_rss_bytes",
@@ -55,7 +55,8 @@ class Row(Averages):
     """Trials that do not count, as their cache state is not what their label says."""
     published: float | None = None
     """The normalized time that the document reported."""
-    labels: dict[str, str] = field(default_factory=dict)
+    hardware: tuple[Hardware, ...] = ()
+    """All that its trials used; without a device where nothing is trained."""
     device_images_per_s: float | None = None
     """The device's rate with the model alone."""
     load_images_per_s: float | None = None
@@ -67,11 +68,6 @@ class Row(Averages):
     def name(self) -> str:
         """The label without the group."""
         return self.variant.removeprefix(f"{self.group}: ")
-
-    @property
-    def cache(self) -> str:
-        """The label of its cache state: "cold", "warm", "50 % cached", or ""."""
-        return self.labels.get("cache", "")
 
     @property
     def normalized_time(self) -> float | None:
@@ -192,19 +188,18 @@ def _beside_the_device(info: RunInfo, rows: Sequence[Row]) -> list[Row]:
     found = []
     for row in rows:
         base = bases[row.group]
-        settings, own = info.variants[base.variant], base.labels.get("accelerator")
+        settings, own = info.variants[base.variant], _devices(base)
         its, x = info.variants[row.variant], info.x_of(row.variant)
         facts, device = info.facts_of(row.variant), own_rate and own_rate / its.step_repeats
         if not is_trained:  # on no device
-            labels = {name: label for name, label in row.labels.items() if name != "accelerator"}
-            row = replace(row, labels=labels)
+            row = replace(row, hardware=tuple(h for h in row.hardware if h.kind != "device"))
         elif x and facts.is_simulated:
             row = _at_speed(row, load_alone and x * load_alone, load_alone)
         elif info.tasks and row.images_per_s and not (facts.is_simulated or facts.leaves_out):
             row = _at_speed(row, device, load_alone)
         elif (
             not (info.tasks or info.kind == ROOFLINE)
-            and row.labels.get("accelerator") == own
+            and _devices(row) == own
             and (
                 facts.is_simulated
                 or all(getattr(its, name) == getattr(settings, name) for name in STEP)
@@ -217,6 +212,10 @@ def _beside_the_device(info: RunInfo, rows: Sequence[Row]) -> list[Row]:
             row = _at_speed(row, device, load)
         found.append(row)
     return found
+
+
+def _devices(row: Row) -> set[Hardware]:
+    return {hardware for hardware in row.hardware if hardware.kind == "device"}
 
 
 def _at_speed(row: Row, device: float | None, load: float | None) -> Row:
@@ -239,7 +238,7 @@ def _outcome(
         "status": status,
         "reason": reason,
         "trials": counted,
-        "labels": merge_labels(counted),
+        "hardware": tuple(dict.fromkeys(each for trial in counted for each in trial.hardware)),
         "disturbed": tuple(zip((trial.block for trial in left_out), ratios)),
         "left_out": len(valid.cache_violations.get(name, ())),
     }

@@ -8,7 +8,7 @@ Nothing is computed here: rows, notes and the trials that count are put together
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -18,7 +18,7 @@ from labkit.analysis.equal_work import is_floor
 from labkit.analysis.notes import notes_of
 from labkit.analysis.rows import COLUMNS, Row, make_rows, noise_floor_of
 from labkit.analysis.validity import ValidTrials, valid_trials
-from labkit.records import EPOCHS, Calibration, Facts, RunInfo, Trial
+from labkit.records import EPOCHS, Calibration, Facts, Hardware, RunInfo, Trial
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +102,12 @@ class Summary:
         return in_common([row.labels for row in self.rows if row.labels])
 
     @property
+    def hardware(self) -> tuple[Hardware, ...]:
+        """The hardware that all measured rows have in common."""
+        first, *others = [row.hardware for row in self.rows if row.hardware] or [()]
+        return tuple(each for each in first if all(each in other for other in others))
+
+    @property
     def has_groups(self) -> bool:
         """Whether the variants are compared in groups."""
         return any(self.baselines)
@@ -181,8 +187,9 @@ class Summary:
         """Return every number of every row, in seconds, bytes and shares, as JSON can hold it."""
         return [
             {
-                name: self.agreement(row) if name == "agreement" else getattr(row, name)
-                for name in COLUMNS
+                **{name: getattr(row, name) for name in COLUMNS},
+                "agreement": self.agreement(row),
+                "hardware": [asdict(each) for each in row.hardware],
             }
             for row in self.rows
         ]

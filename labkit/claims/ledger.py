@@ -36,7 +36,7 @@ from labkit.analysis.published import (
 )
 from labkit.analysis.roofline import published_takes
 from labkit.analysis.rows import Row
-from labkit.analysis.stand_ins import beside_the_loader, find_stand_ins, simulated
+from labkit.analysis.simulated import beside_the_loader, simulated, simulated_hardware
 from labkit.analysis.statistics import DELTA
 from labkit.analysis.summary import Summary
 from labkit.experiments.device_speeds import SUFFIX
@@ -491,12 +491,11 @@ def _why_unjudged(info: RunInfo, blocks: int) -> str:
 
 def _conditions(rows: Sequence[Row]) -> str:
     """Name stand-ins and what else differs from the document's experiment, in brackets."""
-    said = [f"{name}, {speed}".rstrip(", ") for name, speed in find_stand_ins(rows).items()]
+    said = [f"{name}, {speed}".rstrip(", ") for name, speed in simulated_hardware(rows).items()]
     if x := beside_the_loader(rows[:1]):
-        real = [] if said else [rows[0].labels.get("accelerator", "")]
-        said += [*filter(None, real), x]
-    labels = [label for row in rows for label in row.labels.get("storage", "").split(" / ")]
-    if any(label.startswith("unknown") for label in labels):
+        devices = [str(hardware) for hardware in rows[0].hardware if hardware.kind == "device"]
+        said += [*([] if said else devices), x]
+    if any(hardware.how == "unconfirmed" for row in rows for hardware in row.hardware):
         said.append("unconfirmed storage")
     if "warm" in rows[0].cache.split(" / "):
         said.append("warm cache")

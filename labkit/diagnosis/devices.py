@@ -76,7 +76,7 @@ class Emulated(Host):
     has_queue = True
 
     def __init__(self, device: EmulatedDevice) -> None:
-        self.label, self.emulated = device.label, device
+        self.label, self.emulated = str(device.hardware), device
         self._copied = None  # what the step copied last
         self.how: Mapping[str, bool] = {}
         """Of the last copy: whether pinned, and on a side_stream."""

@@ -16,7 +16,7 @@ import numpy as np
 
 from labkit.machine.clock import SystemClock
 from labkit.machine.gpu import cuda
-from labkit.parts.devices import PROFILES, EmulatedDevice
+from labkit.parts.devices import GPUS, EmulatedDevice, Profile
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -25,7 +25,7 @@ SIDE_PX = 256
 CLASSES = 80
 BATCH_SIZE = 8
 IMAGES = 192  # an epoch of some seconds
-PROFILE = "resnet50_a100"
+GPU = "resnet50_a100"
 LEARNING_RATE = 0.01
 MEAN_RGB, STD_RGB = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's
 
@@ -99,6 +99,11 @@ def example_loop(data: str = "data/photos", *, images: int = IMAGES, **knobs: An
 
     Raises:
         ValueError: the folder has no .jpg files.
+
+    Examples:
+        >>> loop = lab.example_loop(images=8)
+        >>> len(loop.loader.dataset)
+        8
     """
     from torch.utils.data import DataLoader
 
@@ -110,7 +115,7 @@ def example_loop(data: str = "data/photos", *, images: int = IMAGES, **knobs: An
     loader: DataLoader = DataLoader(photos, batch_size=BATCH_SIZE, shuffle=True, **knobs)
     if cuda().works:
         return Example(loader, _train_on_cuda(), files, None)
-    device = EmulatedDevice(PROFILES[PROFILE], SystemClock())
+    device = EmulatedDevice(Profile(name=GPU, compute_s_per_image=1 / GPUS[GPU]), SystemClock())
 
     def step(batch: Any) -> None:
         pictures, labels = batch

@@ -41,7 +41,7 @@ from labkit.machine.usage import cores_s, own_cpu_s
 from labkit.parts.decoding import DECODERS
 from labkit.parts.devices import EmulatedDevice
 from labkit.parts.storage import cache_state
-from labkit.runs.checks import one_line
+from labkit.runs.reasons import one_line
 from labkit.steady_rate import fewest_batches, steady_rate
 
 if TYPE_CHECKING:

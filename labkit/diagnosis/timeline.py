@@ -61,7 +61,7 @@ class Timeline:
     device: tuple[Band, ...] | None = None
     """Start and end of the emulated device's computing; None where there is none."""
     device_label: str = ""
-    """Such as "emulated(460 images/s)"."""
+    """Such as "simulated GPU, 460 images/s"."""
 
 
 class _Recorder:
@@ -169,7 +169,7 @@ def record_timeline(
         why_no_gpu=recorder.why_no_gpu,
         host={"wait": since_start(waits), "compute": since_start(steps)},
         device=None if device is None else since_start(ran),
-        device_label="" if device is None else device.label,
+        device_label="" if device is None else str(device.hardware),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from labkit.experiments.training_loop import loop_alone
-from labkit.runs.experiment import Experiment, full_only
+from labkit.runs.experiment import Variants, as_experiment, full_only
 from labkit.settings import Settings, change_all
 
 # Bottlenecks that are known beforehand.
@@ -14,7 +14,12 @@ LOADING, COMPUTING, LOSS = "loading", "computing", "loss in loops"
 JITTER_MS = 6
 
 
-def bottlenecks(base: Settings) -> Experiment:
+@as_experiment(
+    "Do a loop's phases show what holds it back?",
+    source="[000]: a profile shows whether reading is the bottleneck; [002] 2: time loading, "
+    "forward and backward pass; no figures",
+)
+def bottlenecks(base: Settings) -> Variants:
     """Compare training loops whose bottleneck is known: does timing their phases find it?
 
     Phases are the host's time.  Where no step waits for the device, its work is counted wherever
@@ -41,14 +46,7 @@ def bottlenecks(base: Settings) -> Experiment:
     quick = {
         name: every.pop(name) for name in (LOADING, COMPUTING, f"{COMPUTING}, not synchronized")
     }
-    return Experiment(
-        "bottlenecks",
-        question="Do a loop's phases show what holds it back?",
-        variants=quick | full_only(every),
-        source="[000]: a profile shows whether reading is the bottleneck; [002] 2: time loading, "
-        "forward and backward pass; no figures",
-        shown_first=("jitter_ms", "num_workers", "batch_size", "input_px", "device"),
-    )
+    return quick | full_only(every)
 
 
 EXPERIMENTS = (bottlenecks,)

@@ -71,7 +71,6 @@ def combined(base: Settings) -> Experiment:
         single_effects=single_effects,
         source="[004] section 3.4: 39 % together",
         is_default=True,
-        shown_first=("num_workers", "batch_size", "input_px", "decoder", "device"),
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from labkit.machine import hardware
 from labkit.parts.training.exchange import ALL_REDUCE, NO_SYNC, NOOP
-from labkit.runs.experiment import Experiment, in_groups, published_by
+from labkit.runs.experiment import Variants, as_experiment, in_groups, published_by
 from labkit.settings import Settings
 
 RANKS = (1, 2, 4)
@@ -26,7 +26,11 @@ SEVERAL_GPUS_S = {
 }
 
 
-def ranks(base: Settings) -> Experiment:
+@as_experiment(
+    "Does adding GPUs help if they share the CPU?",
+    source="[001] 5.3: one process per GPU; no figure",
+)
+def ranks(base: Settings) -> Variants:
     """Compare 1, 2 and 4 processes that train together, each with a GPU, with equally many workers.
 
     Where the loader is the limit, more GPUs bring nothing: they share this machine's cores.  Of
@@ -44,7 +48,7 @@ def ranks(base: Settings) -> Experiment:
     )
     labels = {f"{n} GPUs" if n > 1 else "1 GPU": replace(base, ranks=n) for n in RANKS}
     variants: dict[str, Any] = labels
-    if base.device == "emulated" and not base.has_device_speed:
+    if base.is_on_simulated_gpu and base.gpu_images_per_s is None:
         speeds = {
             "GPUs a third as fast as the loader": 1 / 3,
             "GPUs twice as fast as the loader": 2.0,
@@ -55,16 +59,14 @@ def ranks(base: Settings) -> Experiment:
             lambda group, label: speeds[group] < 1 or labels[label].ranks < RANKS[-1],
             {group: {"x": x} for group, x in speeds.items()},
         )
-    return Experiment(
-        "ranks",
-        question="Does adding GPUs help if they share the CPU?",
-        variants=variants,
-        source="[001] 5.3: one process per GPU; no figure",
-        shown_first=("num_workers", "batch_size", "preprocessor", "device"),
-    )
+    return variants
 
 
-def communication(base: Settings) -> Experiment:
+@as_experiment(
+    "How much of a step do machines need to exchange gradients?",
+    source="[001] 5.1: machines in different modules take much longer; no figure",
+)
+def communication(base: Settings) -> Variants:
     """Compare the exchange of gradients over links of several speeds with no exchange at all.
 
     A small model trains in processes that stand for machines; only its gradients are exchanged.
@@ -96,18 +98,15 @@ def communication(base: Settings) -> Experiment:
         for ranks in MACHINES
     }
     fewest = next(iter(groups))
-    return Experiment(
-        "communication",
-        question="How much of a step do machines need to exchange gradients?",
-        variants=in_groups(
-            groups, lambda group, label: group == fewest and label not in only_in_full
-        ),
-        source="[001] 5.1: machines in different modules take much longer; no figure",
-        shown_first=("batch_size", "input_px", "images", "device"),
-    )
+    return in_groups(groups, lambda group, label: group == fewest and label not in only_in_full)
 
 
-def data_parallel(base: Settings) -> Experiment:
+@as_experiment(
+    "Do several GPUs train faster by DistributedDataParallel than by DataParallel?",
+    source="[001] 5.3: DistributedDataParallel; the published figures are those of "
+    "The-AI-Summer/pytorch-ddp",
+)
+def data_parallel(base: Settings) -> Variants:
     """Compare DataParallel with DistributedDataParallel; each GPU has a batch of the same size.
 
     One batch stays in memory.  Without several GPUs there is nothing to compare.
@@ -132,15 +131,8 @@ def data_parallel(base: Settings) -> Experiment:
         }
         variants[f"DataParallel, {gpus} GPUs"] = replace(base, **at_once)
         variants[f"DistributedDataParallel, {gpus} GPUs"] = replace(base, ranks=gpus)
-    return Experiment(
-        "data_parallel",
-        question="Do several GPUs train faster by DistributedDataParallel than by DataParallel?",
-        variants=published_by(
-            {label: epoch_s / ONE_GPU_S for label, epoch_s in SEVERAL_GPUS_S.items()}, variants
-        ),
-        source="[001] 5.3: DistributedDataParallel; the published figures are those of "
-        "The-AI-Summer/pytorch-ddp",
-        shown_first=("input_px", "images", "device"),
+    return published_by(
+        {label: epoch_s / ONE_GPU_S for label, epoch_s in SEVERAL_GPUS_S.items()}, variants
     )
 
 

@@ -20,8 +20,8 @@ from labkit.machine import gpu
 from labkit.resolve import complete_here
 from labkit.runs.active import single_run_lock
 from labkit.runs.experiment import Experiment
+from labkit.runs.largest_batch import MULTIPLE, Held
 from labkit.runs.process import Launcher
-from labkit.runs.timing import MULTIPLE, Held
 from labkit.settings import Settings
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def largest_batch(
 
 
 def describe(settings: Settings, found: Mapping[str, Any]) -> Largest:
-    """Turn what `timing.search_on_cuda` found into a `Largest`.
+    """Turn what `search_on_cuda` found into a `Largest`.
 
     Raises:
         ValueError: nothing fits.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from labkit.experiments.sweep import timed_alone
-from labkit.runs.experiment import Experiment, full_only
+from labkit.runs.experiment import Experiment, Variants, as_experiment, full_only
 from labkit.runs.operation_trials import OPERATIONS
 from labkit.settings import Settings
 
@@ -15,7 +15,13 @@ SIZES_PX = ((320, 240), (640, 480), (1280, 960), (1920, 1440))
 QUICK_SIZES = 2
 
 
-def opencv_vs_pil(base: Settings) -> Experiment:
+@as_experiment(
+    "Does OpenCV instead of PIL shorten the epoch?",
+    source="[000], OpenCV or PIL: mostly OpenCV, its chart is lost",
+    is_default=True,
+    at_several_speeds=True,
+)
+def opencv_vs_pil(base: Settings) -> Variants:
     """Compare libraries that decode and resize, by the time of an epoch.
 
     Source: [000], OpenCV or PIL.
@@ -24,26 +30,18 @@ def opencv_vs_pil(base: Settings) -> Experiment:
     def by(decoder: str) -> Settings:  # OpenCV resizes for those that only decode
         return replace(base, decoder=decoder, preprocessor="classification")
 
-    return Experiment(
-        "opencv_vs_pil",
-        question="Does OpenCV instead of PIL shorten the epoch?",
-        variants={
-            "pillow": replace(base, decoder="pillow", preprocessor="classification_pillow"),
-            "opencv": by("opencv"),
-            "simplejpeg": by("simplejpeg"),
-            **full_only(
-                {
-                    "kornia-rs": by("kornia_rs"),
-                    "torchvision": by("torchvision"),
-                    "simplejpeg, scaled": by("simplejpeg_scaled"),
-                }
-            ),
-        },
-        source="[000], OpenCV or PIL: mostly OpenCV, its chart is lost",
-        at_several_speeds=True,
-        is_default=True,
-        shown_first=("num_workers", "batch_size", "input_px", "cv2_threads", "cache", "device"),
-    )
+    return {
+        "pillow": replace(base, decoder="pillow", preprocessor="classification_pillow"),
+        "opencv": by("opencv"),
+        "simplejpeg": by("simplejpeg"),
+        **full_only(
+            {
+                "kornia-rs": by("kornia_rs"),
+                "torchvision": by("torchvision"),
+                "simplejpeg, scaled": by("simplejpeg_scaled"),
+            }
+        ),
+    }
 
 
 def operations(base: Settings) -> Experiment:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from labkit.runs.experiment import Experiment, full_only
+from labkit.runs.experiment import Variants, as_experiment, full_only
 from labkit.settings import Settings, change_all
 
 # What the documents name comes first; quick mode has time for these.
@@ -20,7 +20,11 @@ THUMBNAIL_PX = 64
 FAR, FAR_WORKERS = "far_20ms_1000mbit", 8
 
 
-def packing(base: Settings) -> Experiment:
+@as_experiment(
+    "Does one packed file read faster than many small ones?",
+    source="[000], [001] 3.1.3, [004] 2.6: HDF5, pth, LMDB, TFRecord; no figures",
+)
+def packing(base: Settings) -> Variants:
     """Compare a file for each image with one packed file, in the formats the documents name.
 
     Both are read from a hard disk, whose seeking is what packing is to save, unless the user names
@@ -39,17 +43,14 @@ def packing(base: Settings) -> Experiment:
     warm = change_all(every, "{}, warm", cache="warm")
     alone = change_all(files_and_lmdb | raw, "{}, no workers", num_workers=0)
     in_memory = change_all(files_and_lmdb, "{} on tmpfs", storage="tmpfs", cache="warm")
-    return Experiment(
-        "packing",
-        question="Does one packed file read faster than many small ones?",
-        variants=quick
-        | full_only({**raw, **page_by_page, **sequential, **warm, **alone, **in_memory}),
-        source="[000], [001] 3.1.3, [004] 2.6: HDF5, pth, LMDB, TFRecord; no figures",
-        shown_first=("num_workers", "storage", "batch_size", "decoder", "input_px", "device"),
-    )
+    return quick | full_only({**raw, **page_by_page, **sequential, **warm, **alone, **in_memory})
 
 
-def small_files(base: Settings) -> Experiment:
+@as_experiment(
+    "How slow are thumbnails stored as separate files?",
+    source="[000]: seeking, opening and closing",
+)
+def small_files(base: Settings) -> Variants:
     """Compare thumbnails in a file each with one file that holds all of them.
 
     Source: [000].
@@ -57,16 +58,14 @@ def small_files(base: Settings) -> Experiment:
     base = replace(base, preprocessor="classification", subset="first", step="nothing")
     base = replace(base, packing="raw", stored="resized", input_px=base.input_px or THUMBNAIL_PX)
     variants = {"one packed file": base, "a file each": replace(base, packing="folder")}
-    return Experiment(
-        "small_files",
-        question="How slow are thumbnails stored as separate files?",
-        variants=variants | full_only(change_all(variants, "{}, warm", cache="warm")),
-        source="[000]: seeking, opening and closing",
-        shown_first=("num_workers", "storage", "input_px", "batch_size", "decoder", "device"),
-    )
+    return variants | full_only(change_all(variants, "{}, warm", cache="warm"))
 
 
-def offline(base: Settings) -> Experiment:
+@as_experiment(
+    "Does preprocessing ahead of training shorten the epoch?",
+    source="[001] 2.1b: a Spark or CPU job before training; no figure",
+)
+def offline(base: Settings) -> Variants:
     """Compare preprocessing while training with preprocessing ahead of it, stored in three forms.
 
     Source: [001] 2.1b.
@@ -80,16 +79,14 @@ def offline(base: Settings) -> Experiment:
         "uint8 pixels": replace(base, packing="raw", stored="pixels"),
         "float32 samples": replace(base, packing="raw", stored="sample"),
     }
-    return Experiment(
-        "offline",
-        question="Does preprocessing ahead of training shorten the epoch?",
-        variants=variants | full_only(change_all(variants, "{}, warm", cache="warm")),
-        source="[001] 2.1b: a Spark or CPU job before training; no figure",
-        shown_first=("num_workers", "storage", "input_px", "decoder", "batch_size", "device"),
-    )
+    return variants | full_only(change_all(variants, "{}, warm", cache="warm"))
 
 
-def distance(base: Settings) -> Experiment:
+@as_experiment(
+    "What does data at a distance cost, and what does copying it first save?",
+    source="[001] 3.1.1 and 3.1.2: ceph in another city; local SSD > ceph > cfs > hdfs",
+)
+def distance(base: Settings) -> Variants:
     """Compare reading from a distant server with copying the data first.
 
     Source: [001] 3.1.1 and 3.1.2: data in one city, GPUs in another.
@@ -105,18 +102,12 @@ def distance(base: Settings) -> Experiment:
         for mbit in (100, 1000)
         for workers in (2, FAR_WORKERS)
     }
-    return Experiment(
-        "distance",
-        question="What does data at a distance cost, and what does copying it first save?",
-        variants={
-            "read at a distance": far,
-            "with 8 workers": replace(far, num_workers=FAR_WORKERS),
-            "copied first": replace(base, storage=f"{FAR}_staged"),
-            **full_only(in_full),
-        },
-        source="[001] 3.1.1 and 3.1.2: ceph in another city; local SSD > ceph > cfs > hdfs",
-        shown_first=("batch_size", "prefetch_factor", "decoder", "device"),
-    )
+    return {
+        "read at a distance": far,
+        "with 8 workers": replace(far, num_workers=FAR_WORKERS),
+        "copied first": replace(base, storage=f"{FAR}_staged"),
+        **full_only(in_full),
+    }
 
 
 EXPERIMENTS = (packing, small_files, offline, distance)

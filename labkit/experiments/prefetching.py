@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from labkit.experiments.sweep import as_in_the_document
-from labkit.machine import hardware
-from labkit.runs.experiment import Experiment, full_only, published_by
-from labkit.settings import Settings, change_all
+from labkit.machine import gpu, hardware
+from labkit.runs.experiment import Experiment, Variants, as_experiment, full_only, published_by
+from labkit.settings import SLEEPING, Settings, change_all
 
 # Normalized times that [004] reported: the bar labels of its charts (DOCUMENTS 0.1).
 PUBLISHED = {
@@ -46,14 +46,14 @@ def prefetching(base: Settings) -> Experiment:
         as_published=as_in_the_document(variants),
         at_several_speeds=True,
         is_default=True,
-        shown_first=(
-            "num_workers", "prefetch_factor", "pin_memory", "sync_every", "batch_size", "input_px",
-            "preprocessor", "device",
-        ),
     )  # fmt: skip
 
 
-def prefetching_in_depth(base: Settings) -> Experiment:
+@as_experiment(
+    "Is prefetch_generator worth anything beside the loader's own queue?",
+    source="[004] 2.1 and experiment 1; disputed, as the loader has a queue of its own",
+)
+def prefetching_in_depth(base: Settings) -> Variants:
     """Compare prefetch_generator and data_prefetcher with loaders that load as far ahead.
 
     A thread keeps up to two batches more than W workers with f batches each, so (W × f + 2) / W
@@ -91,17 +91,17 @@ def prefetching_in_depth(base: Settings) -> Experiment:
             pixels, prefetcher=f"{side}_normalizing", device="cuda"
         ),
     }
-    return Experiment(
-        "prefetching_in_depth",
-        question="Is prefetch_generator worth anything beside the loader's own queue?",
-        variants=published_by({thread: PUBLISHED[thread]}, quick)
-        | full_only(pageable | streams | seldom | as_bytes),
-        source="[004] 2.1 and experiment 1; disputed, as the loader has a queue of its own",
-        shown_first=("batch_size", "preprocessor", "device"),
+    return published_by({thread: PUBLISHED[thread]}, quick) | full_only(
+        pageable | streams | seldom | as_bytes
     )
 
 
-def pin_memory(base: Settings) -> Experiment:
+@as_experiment(
+    "Do page-locked batches and a side stream hide the copy to the device?",
+    source="[001] 1.6, [002]: saves a little; [003], [004] 2.2: overlap needs pinned memory "
+    "and a side stream",
+)
+def pin_memory(base: Settings) -> Variants:
     """Compare batches in pinned and pageable memory, with and without a side stream.
 
     The emulated device follows CUDA's rules: a copy runs beside computation only from pinned
@@ -120,18 +120,11 @@ def pin_memory(base: Settings) -> Experiment:
     quick = how | {"pinned, no waiting": seldom.pop("pinned, no waiting")}
     sleeping = {}
     # By default the host keeps a core busy while it waits, which the workers lack.
-    if base.profile == Settings.profile:
-        sleeping = change_all(how, "{}, sleeping", profile="calibrated_sleeping")
+    if base.is_on_simulated_gpu or (base.device is None and not gpu.cuda().works):
+        sleeping = change_all(how, "{}, sleeping", device=SLEEPING)
     # Bytes and boxes instead of finished float32 planes: a tenth to copy.
     small = change_all(how, "{}, uint8", preprocessor="on_device")
-    return Experiment(
-        "pin_memory",
-        question="Do page-locked batches and a side stream hide the copy to the device?",
-        variants=quick | full_only(seldom | sleeping | small),
-        source="[001] 1.6, [002]: saves a little; [003], [004] 2.2: overlap needs pinned memory "
-        "and a side stream",
-        shown_first=("num_workers", "batch_size", "input_px", "device"),
-    )
+    return quick | full_only(seldom | sleeping | small)
 
 
 EXPERIMENTS = (prefetching, prefetching_in_depth, pin_memory)

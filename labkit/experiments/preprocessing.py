@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from labkit.experiments.sweep import timed_alone
-from labkit.runs.experiment import Experiment, published_by
+from labkit.runs.experiment import Experiment, Variants, as_experiment, published_by
 from labkit.runs.operation_trials import SAMPLE
 from labkit.settings import Settings
 
@@ -16,25 +16,23 @@ LABEL_NAMES = (10, 100, 1_000, 10_000)
 CONFIGURATION_KB = (10, 1_000)
 
 
-def preprocessing(base: Settings) -> Experiment:
+@as_experiment(
+    "How much time does simpler preprocessing code save?",
+    source="[004] section 3.3, experiment 3",
+    is_default=True,
+)
+def preprocessing(base: Settings) -> Variants:
     """Compare the documents' preprocessing in loops with simpler code for the same work.
 
     Source: [004] section 3.3, experiment 3.
     """
-    return Experiment(
-        "preprocessing",
-        question="How much time does simpler preprocessing code save?",
-        variants=published_by(
-            PUBLISHED,
-            {
-                "original": replace(base, preprocessor="loops"),
-                "vectorized": replace(base, preprocessor="vectorized"),
-                "simplified": replace(base, preprocessor="on_device"),
-            },
-        ),
-        source="[004] section 3.3, experiment 3",
-        is_default=True,
-        shown_first=("num_workers", "batch_size", "input_px", "decoder", "cache", "device"),
+    return published_by(
+        PUBLISHED,
+        {
+            "original": replace(base, preprocessor="loops"),
+            "vectorized": replace(base, preprocessor="vectorized"),
+            "simplified": replace(base, preprocessor="on_device"),
+        },
     )
 
 

@@ -193,6 +193,11 @@ def experiment(name: str, *, protocol: str = CORRECTED, **settings: object) -> E
 
     Raises:
         ValueError: unknown name, protocol or setting; the choices are listed.
+
+    Examples:
+        >>> workers = lab.experiment("workers", input_px=128)
+        >>> list(workers.variants)[:2]
+        ['as many as cores', 'no workers']
     """
     return Request(experiment=name, protocol=protocol, settings=settings).build()
 
@@ -212,6 +217,12 @@ def choose(
 
     Raises:
         ValueError: an unknown label, or a baseline that is left out.
+
+    Examples:
+        >>> whole = lab.experiment("preprocessing")
+        >>> two = lab.choose(whole, ["original", "vectorized"], baseline="vectorized")
+        >>> list(two.variants), two.baseline
+        (['original', 'vectorized'], 'vectorized')
     """
     asked = Request.of(experiment)
     chosen: dict[str, Any] = {
@@ -224,10 +235,10 @@ def choose(
 def _trains_on_calibrated(experiment: Experiment) -> bool:
     """Return whether a simulated GPU trains, of which the user has not said how fast it is."""
     baseline = experiment.settings[experiment.baseline]
-    is_simulated = baseline.device == "emulated" or (
+    is_simulated = baseline.is_on_simulated_gpu or (
         baseline.device is None and not gpu.cuda().works
     )
-    return is_simulated and not baseline.has_device_speed
+    return is_simulated and baseline.gpu_images_per_s is None
 
 
 def _kept(experiment: Experiment, variants: tuple[str, ...], baseline: str | None) -> Experiment:

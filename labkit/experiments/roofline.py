@@ -27,7 +27,7 @@ def textbook(base: Settings) -> Experiment:
         cache="warm",
         num_workers=hardware.cores() if base.num_workers is None else base.num_workers,
         input_px=base.input_px or TEXTBOOK_PX,
-        profile=base.profile if base.has_device_speed else "resnet50_a100",
+        gpu_images_per_s=base.gpu_images_per_s or "resnet50_a100",
     )
     pillow = replace(base, decoder="pillow", preprocessor="classification_crop_pillow")
     opencv = replace(base, decoder="opencv", preprocessor="classification_crop")
@@ -52,7 +52,6 @@ def textbook(base: Settings) -> Experiment:
             "scaled decoding makes an image smaller only where its crop keeps the input's size",
             "Pillow and OpenCV average the pixels of a crop that they shrink",
         ),
-        shown_first=("num_workers", "batch_size", "input_px", "device_speed", "device"),
     )
 
 

@@ -40,7 +40,6 @@ def storage(base: Settings) -> Experiment:
         as_published=as_in_the_document(every),
         at_several_speeds=True,
         is_default=True,
-        shown_first=("num_workers", "batch_size", "input_px", "decoder", "device"),
     )
 
 
@@ -70,7 +69,6 @@ def memory(base: Settings) -> Experiment:
             "data that is copied first to an SSD takes the SSD's time, and once that of the copy: "
             "see labkit advise",
         ),
-        shown_first=("num_workers", "batch_size", "input_px", "decoder", "device"),
     )
 
 

@@ -59,6 +59,5 @@ def timed_alone(
         kind="operation",
         variants=in_groups(groups, is_quick),
         notes=(*(f"{operation}: {MEANINGS[operation]}" for operation in meanings), *notes),
-        shown_first=("seed",),
         **fields,
     )

@@ -11,11 +11,9 @@ from dataclasses import replace
 
 from labkit.machine import gpu
 from labkit.records import Dial
-from labkit.runs.experiment import Experiment, full_only
+from labkit.runs.experiment import Variants, as_experiment, full_only
 from labkit.settings import Settings, change_all
 
-# Settings that the form shows first, where nothing is loaded.
-LOOP_SETTINGS = ("batch_size", "input_px", "device")
 # A CPU trains so slowly that only a few small images make epochs of about a second.
 CPU_PX, CPU_BATCH_SIZE = 64, 4
 # Loops over the boxes take some hundredths of a second for each image.
@@ -27,7 +25,12 @@ EVERY = (1, 10, 100)
 NEAR, FAR = "http_5ms", "http_50ms"
 
 
-def loss(base: Settings) -> Experiment:
+@as_experiment(
+    "Does a loss without loops over boxes shorten the epoch?",
+    source="[001] 4.1: for loops in a loss block the GPU; simplify, or use processes or "
+    "threads; no figure",
+)
+def loss(base: Settings) -> Variants:
     """Compare a loss that loops over boxes with the same loss in threads and vectorized.
 
     Source: [001] 4.1.
@@ -39,27 +42,16 @@ def loss(base: Settings) -> Experiment:
         "loops in threads": replace(base, loss="threads"),
         "all at once": replace(base, loss="vectorized"),
     }
-    return Experiment(
-        "loss",
-        question="Does a loss without loops over boxes shorten the epoch?",
-        variants=variants
-        | full_only(
-            change_all(variants, "{}, no waiting", sync_every=0) | _computing_alone(variants)
-        ),
-        source="[001] 4.1: for loops in a loss block the GPU; simplify, or use processes or "
-        "threads; no figure",
-        shown_first=(
-            "num_workers",
-            "preprocessor",
-            "batch_size",
-            "sync_every",
-            "profile",
-            "device",
-        ),
+    return variants | full_only(
+        change_all(variants, "{}, no waiting", sync_every=0) | _computing_alone(variants)
     )
 
 
-def precision(base: Settings) -> Experiment:
+@as_experiment(
+    "Do mixed precision and channels_last shorten the epoch?",
+    source="[004] 2.6: apex, whose mixed precision is torch's own today; no figure",
+)
+def precision(base: Settings) -> Variants:
     """Compare float32 with mixed precision and with channels_last.
 
     Without a GPU, a CPU trains the classifier on small images, in bfloat16 if it has AVX-512.
@@ -81,13 +73,7 @@ def precision(base: Settings) -> Experiment:
         "channels_last": replace(base, memory_format="channels_last"),
         "amp, channels_last": replace(base, precision="amp", memory_format="channels_last"),
     }
-    return Experiment(
-        "precision",
-        question="Do mixed precision and channels_last shorten the epoch?",
-        variants=variants | full_only(_computing_alone(variants)),
-        source="[004] 2.6: apex, whose mixed precision is torch's own today; no figure",
-        shown_first=("num_workers", "batch_size", "input_px", "cache", "device"),
-    )
+    return variants | full_only(_computing_alone(variants))
 
 
 def _computing_alone(variants: dict[str, Settings]) -> dict[str, Settings]:
@@ -95,38 +81,41 @@ def _computing_alone(variants: dict[str, Settings]) -> dict[str, Settings]:
     return change_all(variants, "computing alone: {}", loader="resident")
 
 
-def stalls(base: Settings) -> Experiment:
+@as_experiment(
+    "What does the training loop itself make the device wait for?",
+    source="[001] section 2: eight CPU jobs, six of them in the training loop, of which the "
+    "loss has an experiment of its own; no figures",
+)
+def stalls(base: Settings) -> Variants:
     """Compare checkpoints, metrics, logs, reports and a progress bar with a bare training loop.
 
     Source: [001] section 2.
     """
     base = replace(loop_alone(base), epochs=1)
-    return Experiment(
-        "stalls",
-        question="What does the training loop itself make the device wait for?",
-        variants={
-            "nothing beside the step": base,
-            "checkpoint every 10 steps": replace(base, checkpoint_every=10),
-            "metrics in loops": replace(base, metrics="loops"),
-            "loss printed every step": replace(base, report_every=1, report_to="terminal"),
-            "loss sent every step": replace(base, report_every=1, report_to=NEAR),
-            "progress bar": replace(base, progress_bar="tqdm", progress_loss=True),
-            **full_only(
-                {
-                    "waiting for every step": replace(base, sync_every=1),
-                    "checkpoint every 100 steps": replace(base, checkpoint_every=100),
-                    "metrics vectorized": replace(base, metrics="vectorized"),
-                    "progress bar without the loss": replace(base, progress_bar="tqdm"),
-                }
-            ),
-        },
-        source="[001] section 2: eight CPU jobs, six of them in the training loop, of which the "
-        "loss has an experiment of its own; no figures",
-        shown_first=LOOP_SETTINGS,
-    )
+    return {
+        "nothing beside the step": base,
+        "checkpoint every 10 steps": replace(base, checkpoint_every=10),
+        "metrics in loops": replace(base, metrics="loops"),
+        "loss printed every step": replace(base, report_every=1, report_to="terminal"),
+        "loss sent every step": replace(base, report_every=1, report_to=NEAR),
+        "progress bar": replace(base, progress_bar="tqdm", progress_loss=True),
+        **full_only(
+            {
+                "waiting for every step": replace(base, sync_every=1),
+                "checkpoint every 100 steps": replace(base, checkpoint_every=100),
+                "metrics vectorized": replace(base, metrics="vectorized"),
+                "progress bar without the loss": replace(base, progress_bar="tqdm"),
+            }
+        ),
+    }
 
 
-def checkpoints(base: Settings) -> Experiment:
+@as_experiment(
+    "What do checkpoints cost, and how often may one be saved?",
+    source="[001] 3.3: save fewer checkpoints; no figure",
+    dial=Dial(setting="checkpoint_every"),
+)
+def checkpoints(base: Settings) -> Variants:
     """Compare how often checkpoints are saved, in the loop and in a thread.
 
     Source: [001] 3.3.
@@ -144,17 +133,15 @@ def checkpoints(base: Settings) -> Experiment:
         f"every {_steps(n)}, to tmpfs": replace(base, checkpoint_every=n, checkpoint_to="tmpfs")
         for n in EVERY
     }
-    return Experiment(
-        "checkpoints",
-        question="What do checkpoints cost, and how often may one be saved?",
-        variants=quick | full_only({**every, **in_memory}),
-        source="[001] 3.3: save fewer checkpoints; no figure",
-        dial=Dial(setting="checkpoint_every"),
-        shown_first=("checkpoint_to", "batch_size", "input_px", "device"),
-    )
+    return quick | full_only({**every, **in_memory})
 
 
-def logs(base: Settings) -> Experiment:
+@as_experiment(
+    "What does printing the loss cost, and how often may it be printed?",
+    source="[001] 5.1: print logs every 100 steps",
+    dial=Dial(setting="report_every", advice=100, source="[001] 5.1"),
+)
+def logs(base: Settings) -> Variants:
     """Compare how often the loss is printed; the line and the wait for the loss are separated.
 
     Source: [001] 5.1.
@@ -164,20 +151,20 @@ def logs(base: Settings) -> Experiment:
     unread = change_all(printed, "{}, without the loss", report_loss=False)
     shown = change_all(printed | unread, "{}, terminal", report_to="terminal")
     names = ("every step, without the loss",)
-    return Experiment(
-        "logs",
-        question="What does printing the loss cost, and how often may it be printed?",
-        variants={"never": base}
+    return (
+        {"never": base}
         | printed
         | {name: unread.pop(name) for name in names}
-        | full_only({**unread, **shown}),
-        source="[001] 5.1: print logs every 100 steps",
-        dial=Dial(setting="report_every", advice=100, source="[001] 5.1"),
-        shown_first=LOOP_SETTINGS,
+        | full_only({**unread, **shown})
     )
 
 
-def metric_reports(base: Settings) -> Experiment:
+@as_experiment(
+    "What do metrics sent to a server cost, and how often may they be sent?",
+    source="[001] 4.2: report metrics every 100 steps",
+    dial=Dial(setting="report_every", advice=100, source="[001] 4.2"),
+)
+def metric_reports(base: Settings) -> Variants:
     """Compare how often metrics are sent to a server that answers after a delay.
 
     Source: [001] 4.2.
@@ -188,20 +175,15 @@ def metric_reports(base: Settings) -> Experiment:
     others |= change_all(near, "{}, in the background", report_in_background=True)
     others |= change_all(near, "{}, to a slower server", report_to=FAR)
     names = ("every step, in the background",)
-    return Experiment(
-        "metric_reports",
-        question="What do metrics sent to a server cost, and how often may they be sent?",
-        variants={"never": base}
-        | near
-        | {name: others.pop(name) for name in names}
-        | full_only(others),
-        source="[001] 4.2: report metrics every 100 steps",
-        dial=Dial(setting="report_every", advice=100, source="[001] 4.2"),
-        shown_first=LOOP_SETTINGS,
-    )
+    return {"never": base} | near | {name: others.pop(name) for name in names} | full_only(others)
 
 
-def evaluation(base: Settings) -> Experiment:
+@as_experiment(
+    "What do evaluation metrics cost during training?",
+    source="[001] section 2: evaluation metrics among eight CPU jobs; no figure",
+    dial=Dial(setting="metrics_every"),
+)
+def evaluation(base: Settings) -> Variants:
     """Compare how often evaluation metrics are computed, in a loop over samples and in one call.
 
     Source: [001] section 2.
@@ -213,14 +195,7 @@ def evaluation(base: Settings) -> Experiment:
         for n in EVERY
     }
     names = ("loops, every step", "loops, every 10 steps", "vectorized, every step")
-    return Experiment(
-        "evaluation",
-        question="What do evaluation metrics cost during training?",
-        variants={"none": base} | {name: every.pop(name) for name in names} | full_only(every),
-        source="[001] section 2: evaluation metrics among eight CPU jobs; no figure",
-        dial=Dial(setting="metrics_every"),
-        shown_first=LOOP_SETTINGS,
-    )
+    return {"none": base} | {name: every.pop(name) for name in names} | full_only(every)
 
 
 def loop_alone(base: Settings) -> Settings:
@@ -231,7 +206,7 @@ def loop_alone(base: Settings) -> Settings:
         preprocessor="classification",
         loader="resident",
         batch_size=base.batch_size or BATCH_SIZE,
-        profile=base.profile if base.has_device_speed else "resnet50_a100",
+        gpu_images_per_s=base.gpu_images_per_s or "resnet50_a100",
         sync_every=0,
     )
 

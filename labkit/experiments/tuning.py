@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 from labkit import units
 from labkit.analysis.rows import Row
-from labkit.analysis.stand_ins import stand_ins
+from labkit.analysis.simulated import warnings
 from labkit.analysis.statistics import DELTA
 from labkit.contracts import Cancelled
 from labkit.machine import hardware
 from labkit.resolve import complete_here
 from labkit.runs.active import Progress
-from labkit.runs.calibration import device_of, is_calibrated
+from labkit.runs.calibrated_device import device_of, is_calibrated
 from labkit.runs.experiment import Experiment
 from labkit.runs.runner import run
 from labkit.runs.store import StoredRun
@@ -74,7 +74,7 @@ class Tuned:
         verb = "Keep the default" if self.label == DEFAULT else f"Take {self.label}"
         lines = [
             f"{verb}: " + ", ".join(f"{name}={value}" for name, value in knobs.items()) + ".",
-            *(f"{line}." for run in self.runs[:1] for line in stand_ins(run.summary)),
+            *(f"{line}." for run in self.runs[:1] for line in warnings(run.summary)),
             f"The cheapest of those within {units.limit(DELTA)} of the fastest; numbers of "
             "quick mode, no verdict.",
         ]

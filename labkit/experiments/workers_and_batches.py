@@ -11,7 +11,7 @@ from typing import Any
 
 from labkit import units
 from labkit.machine import hardware
-from labkit.runs.experiment import Experiment, full_only
+from labkit.runs.experiment import Variants, as_experiment, full_only
 from labkit.settings import Settings, change_all, vary
 
 # [002] writes "usually 8 or 12": so many are tried one by one, more only by doubling.
@@ -24,7 +24,12 @@ WAITING_WORKERS = 4
 SHORT_EPOCHS, SHORT_EPOCH_IMAGES = 8, 64
 
 
-def workers(base: Settings) -> Experiment:
+@as_experiment(
+    "How many workers does the loader need?",
+    source="[002]: at most the CPU's threads, usually 8 or 12, the cheapest of equals; "
+    "[004] 2.4: as many as cores or GPUs; too many block",
+)
+def workers(base: Settings) -> Variants:
     """Compare numbers of workers, from none to two per core.
 
     The baseline follows the documents: as many workers as cores.
@@ -41,17 +46,14 @@ def workers(base: Settings) -> Experiment:
         if n not in by_rule.values()
     }
     few = {label: others.pop(label) for label in ("1 worker", "2 workers") if label in others}
-    return Experiment(
-        "workers",
-        question="How many workers does the loader need?",
-        variants=quick | few | full_only(others),
-        source="[002]: at most the CPU's threads, usually 8 or 12, the cheapest of equals; "
-        "[004] 2.4: as many as cores or GPUs; too many block",
-        shown_first=("prefetch_factor", "batch_size", "preprocessor", "cache", "device"),
-    )
+    return quick | few | full_only(others)
 
 
-def prefetch_factor(base: Settings) -> Experiment:
+@as_experiment(
+    "How far ahead should each worker load, where some samples come late?",
+    source="[000], [001] 1.5: each worker loads ahead, CPU and GPU work at once; no figure",
+)
+def prefetch_factor(base: Settings) -> Variants:
     """Compare how many batches each worker loads ahead, where some samples come late.
 
     The unit is batches, not samples as [001] writes (DOCUMENTS D2).
@@ -64,20 +66,17 @@ def prefetch_factor(base: Settings) -> Experiment:
         jitter_ms=base.jitter_ms or JITTER_MS,
         num_workers=count if base.num_workers is None else base.num_workers,
     )
-    return Experiment(
-        "prefetch_factor",
-        question="How far ahead should each worker load, where some samples come late?",
-        variants={
-            f"{n} {'batch' if n == 1 else 'batches'} each": replace(base, prefetch_factor=n)
-            for n in (2, 1, 4, 8)
-        }
-        | full_only({"16 batches each": replace(base, prefetch_factor=16)}),
-        source="[000], [001] 1.5: each worker loads ahead, CPU and GPU work at once; no figure",
-        shown_first=("num_workers", "jitter_ms", "batch_size", "preprocessor", "device"),
-    )
+    return {
+        f"{n} {'batch' if n == 1 else 'batches'} each": replace(base, prefetch_factor=n)
+        for n in (2, 1, 4, 8)
+    } | full_only({"16 batches each": replace(base, prefetch_factor=16)})
 
 
-def persistent_workers(base: Settings) -> Experiment:
+@as_experiment(
+    "Does keeping the workers between epochs save time?",
+    source="[001] 4.1: listed, False by default; no figure",
+)
+def persistent_workers(base: Settings) -> Variants:
     """Compare workers that are kept between epochs with workers started anew.
 
     A spawned worker imports torch for seconds in every epoch, so only full mode measures those.
@@ -91,30 +90,28 @@ def persistent_workers(base: Settings) -> Experiment:
     if base.start_method is None and hardware.can_fork():
         in_full = change_all(variants, "spawned, {}", start_method="spawn")
         in_full |= change_all(variants, "fork server, {}", start_method="forkserver")
-    return Experiment(
-        "persistent_workers",
-        question="Does keeping the workers between epochs save time?",
-        variants=variants | full_only(in_full),
-        source="[001] 4.1: listed, False by default; no figure",
-        shown_first=("num_workers", "epochs", "images", "preprocessor", "device"),
-    )
+    return variants | full_only(in_full)
 
 
-def short_epochs(base: Settings) -> Experiment:
+@as_experiment(
+    "Does keeping the workers save time where epochs are short?",
+    source="[001] 4.1: listed, False by default; no figure",
+)
+def short_epochs(base: Settings) -> Variants:
     """Compare the same in many short epochs, where starting workers takes the largest share."""
     base = replace(
         base,
         epochs=max(base.epochs, SHORT_EPOCHS),
         images=base.images or SHORT_EPOCH_IMAGES,
     )
-    return replace(
-        persistent_workers(base),
-        name="short_epochs",
-        question="Does keeping the workers save time where epochs are short?",
-    )
+    return persistent_workers(base).variants
 
 
-def batch_size(base: Settings) -> Experiment:
+@as_experiment(
+    "Must the batch size be a multiple of 2, or of 4?",
+    source="[002] 3.1: a multiple of 2, better of 4; lists 4, 8, 12, 16, 32, 128, 256",
+)
+def batch_size(base: Settings) -> Variants:
     """Compare batch sizes that are odd, multiples of 2 and multiples of 4.
 
     All divide 420, so an epoch has the same images for each; every size from 28 to 36 would take
@@ -124,13 +121,8 @@ def batch_size(base: Settings) -> Experiment:
     Source: [002] 3.1.
     """
     base = replace(base, preprocessor="on_device")  # small enough for any shared memory
-    return Experiment(
-        "batch_size",
-        question="Must the batch size be a multiple of 2, or of 4?",
-        variants={_size(n): replace(base, batch_size=n) for n in (20, 21, 28)}
-        | full_only({_size(n): replace(base, batch_size=n) for n in (10, 12, 14, 15, 30, 35, 42)}),
-        source="[002] 3.1: a multiple of 2, better of 4; lists 4, 8, 12, 16, 32, 128, 256",
-        shown_first=("num_workers", "input_px", "decoder", "device"),
+    return {_size(n): replace(base, batch_size=n) for n in (20, 21, 28)} | full_only(
+        {_size(n): replace(base, batch_size=n) for n in (10, 12, 14, 15, 30, 35, 42)}
     )
 
 
@@ -138,7 +130,11 @@ def _size(n: int) -> str:
     return f"{n} ({'multiple of 4' if n % 4 == 0 else 'odd' if n % 2 else 'multiple of 2'})"
 
 
-def batch_size_powers(base: Settings) -> Experiment:
+@as_experiment(
+    "How does the epoch depend on the batch size?",
+    source="[002] 3.1: 90 % of the GPU's memory or more; lists 4, 8, 16, 32, 128, 256",
+)
+def batch_size_powers(base: Settings) -> Variants:
     """Compare batch sizes that are powers of two; on CUDA also a large one.
 
     `lab.largest_batch` finds the size that fills a GPU's memory.
@@ -146,22 +142,19 @@ def batch_size_powers(base: Settings) -> Experiment:
     Source: [002] 3.1.
     """
     base = replace(base, preprocessor="on_device")
-    return Experiment(
-        "batch_size_powers",
-        question="How does the epoch depend on the batch size?",
-        variants=vary(base, batch_size=(16, 4, 8, 32, 64))
-        | full_only(
-            {
-                **vary(base, batch_size=(48, 128)),
-                "256, on CUDA": replace(base, batch_size=256, device="cuda"),
-            }
-        ),
-        source="[002] 3.1: 90 % of the GPU's memory or more; lists 4, 8, 16, 32, 128, 256",
-        shown_first=("num_workers", "input_px", "decoder", "device"),
+    return vary(base, batch_size=(16, 4, 8, 32, 64)) | full_only(
+        {
+            **vary(base, batch_size=(48, 128)),
+            "256, on CUDA": replace(base, batch_size=256, device="cuda"),
+        }
     )
 
 
-def sampling(base: Settings) -> Experiment:
+@as_experiment(
+    "What do the order, the kind of data set and the joining of samples cost?",
+    source="[001] 4.1: map and iterable data sets, samplers, collate functions; no figure",
+)
+def sampling(base: Settings) -> Variants:
     """Compare orders, kinds of data sets, samplers and collate functions.
 
     All deliver the same images, and all but "in order" in the same order.
@@ -173,22 +166,20 @@ def sampling(base: Settings) -> Experiment:
     def by(loader: str) -> Settings:
         return replace(base, loader=loader)
 
-    return Experiment(
-        "sampling",
-        question="What do the order, the kind of data set and the joining of samples cost?",
-        variants={
-            "shuffled": base,
-            "in order": replace(base, order="sequential"),
-            "iterable data set": by("torch_iterable"),
-            "joined in the loop": by("torch_joined_in_loop"),
-            "joined without a copy, in threads": by("threads"),
-        },
-        source="[001] 4.1: map and iterable data sets, samplers, collate functions; no figure",
-        shown_first=("num_workers", "batch_size", "cache", "preprocessor", "device"),
-    )
+    return {
+        "shuffled": base,
+        "in order": replace(base, order="sequential"),
+        "iterable data set": by("torch_iterable"),
+        "joined in the loop": by("torch_joined_in_loop"),
+        "joined without a copy, in threads": by("threads"),
+    }
 
 
-def opencv_threads(base: Settings) -> Experiment:
+@as_experiment(
+    "Should OpenCV use threads of its own beside the loader's workers?",
+    source="users of OpenCV in training, who disagree",
+)
+def opencv_threads(base: Settings) -> Variants:
     """Compare numbers of OpenCV's threads, torch's threads and workers.
 
     Source: users disagree whether to limit them (DOCUMENTS D7).
@@ -209,16 +200,14 @@ def opencv_threads(base: Settings) -> Experiment:
     in_full = {label: s for label, s in as_many.items() if label not in quick}
     if cores > 1:
         in_full |= change_all(quick, f"{{}}, torch {cores}", torch_threads=cores)
-    return Experiment(
-        "opencv_threads",
-        question="Should OpenCV use threads of its own beside the loader's workers?",
-        variants=quick | full_only(in_full),
-        source="users of OpenCV in training, who disagree",
-        shown_first=("batch_size", "input_px", "preprocessor", "device"),
-    )
+    return quick | full_only(in_full)
 
 
-def rivals(base: Settings) -> Experiment:
+@as_experiment(
+    "Which loader delivers the same batches soonest?",
+    source="[001] 2.1 and 2.2, [000], [003], [004] 2.6: nearly 4 times as fast with DALI [000]",
+)
+def rivals(base: Settings) -> Variants:
     """Compare the usual loaders on the same work, each with as many threads as torch has workers.
 
     Source: [000], [001] 2.1 and 2.2, [003], [004] 2.6.
@@ -228,75 +217,63 @@ def rivals(base: Settings) -> Experiment:
     def by(loader: str, **changes: Any) -> Settings:
         return replace(base, loader=loader, **changes)
 
-    return Experiment(
-        "rivals",
-        question="Which loader delivers the same batches soonest?",
-        variants={
-            "torch": base,
-            "threads": by("threads"),
-            "DataLoaderX": replace(base, prefetcher="prefetch_generator"),
-            "tf.data": by("tf_data"),
-            "DALI": by("dali"),
-            **full_only(
-                {
-                    "torch, persistent workers": replace(base, persistent_workers=True),
-                    "tf.data without prefetch": by("tf_data_no_prefetch"),
-                    "tf.data, serial map": by("tf_data_serial_map"),
-                    "tf.data as in the document": by("tf_data_as_published"),
-                    "tf.data from TFRecord": by("tf_data_tfrecord", packing="tfrecord"),
-                    "DALI on the CPU": by("dali_cpu"),
-                }
-            ),
-        },
-        source="[001] 2.1 and 2.2, [000], [003], [004] 2.6: nearly 4 times as fast with DALI [000]",
-        shown_first=(
-            "num_workers", "prefetch_factor", "batch_size", "input_px", "cache", "step", "device",
+    return {
+        "torch": base,
+        "threads": by("threads"),
+        "DataLoaderX": replace(base, prefetcher="prefetch_generator"),
+        "tf.data": by("tf_data"),
+        "DALI": by("dali"),
+        **full_only(
+            {
+                "torch, persistent workers": replace(base, persistent_workers=True),
+                "tf.data without prefetch": by("tf_data_no_prefetch"),
+                "tf.data, serial map": by("tf_data_serial_map"),
+                "tf.data as in the document": by("tf_data_as_published"),
+                "tf.data from TFRecord": by("tf_data_tfrecord", packing="tfrecord"),
+                "DALI on the CPU": by("dali_cpu"),
+            }
         ),
-    )  # fmt: skip
+    }
 
 
-def tf_data(base: Settings) -> Experiment:
+@as_experiment(
+    "What do tf.data's parallel map and prefetch bring?",
+    source="[001] 2.1 a and 4.2: shuffle, batch, map, prefetch; no figure",
+)
+def tf_data(base: Settings) -> Variants:
     """Compare the stages of [001]'s tf.data pipeline, added one at a time.
 
     Source: [001] 2.1 a and 4.2.
     """
     base = _light(base)
-    return Experiment(
-        "tf_data",
-        question="What do tf.data's parallel map and prefetch bring?",
-        variants={
-            "one after the other": replace(base, loader="tf_data_plain"),
-            "parallel map and prefetch": replace(base, loader="tf_data"),
-            **full_only(
-                {  # every trial imports TensorFlow, which takes as long as quick mode's epochs
-                    "parallel map": replace(base, loader="tf_data_no_prefetch"),
-                    "prefetch": replace(base, loader="tf_data_serial_map"),
-                    "as in the document": replace(base, loader="tf_data_as_published"),
-                }
-            ),
-        },
-        source="[001] 2.1 a and 4.2: shuffle, batch, map, prefetch; no figure",
-        shown_first=("num_workers", "batch_size", "input_px", "cache", "step", "device"),
-    )
+    return {
+        "one after the other": replace(base, loader="tf_data_plain"),
+        "parallel map and prefetch": replace(base, loader="tf_data"),
+        **full_only(
+            {  # every trial imports TensorFlow, which takes as long as quick mode's epochs
+                "parallel map": replace(base, loader="tf_data_no_prefetch"),
+                "prefetch": replace(base, loader="tf_data_serial_map"),
+                "as in the document": replace(base, loader="tf_data_as_published"),
+            }
+        ),
+    }
 
 
-def num_parallel_reads(base: Settings) -> Experiment:
+@as_experiment(
+    "Does TFRecordDataset read faster in parallel?",
+    source="[001] 1.4: num_parallel_reads; no figure",
+)
+def num_parallel_reads(base: Settings) -> Variants:
     """Compare reading TFRecord shards one at a time and in parallel.
 
     Source: [001] 1.4.
     """
     base = replace(_light(base), packing="tfrecord", order="sequential")
-    return Experiment(
-        "num_parallel_reads",
-        question="Does TFRecordDataset read faster in parallel?",
-        variants={
-            "one shard at a time": replace(base, loader="tf_data_tfrecord_one_by_one"),
-            "in parallel": replace(base, loader="tf_data_tfrecord"),
-            **full_only({"torch": base}),
-        },
-        source="[001] 1.4: num_parallel_reads; no figure",
-        shown_first=("num_workers", "storage", "batch_size", "input_px", "step", "device"),
-    )
+    return {
+        "one shard at a time": replace(base, loader="tf_data_tfrecord_one_by_one"),
+        "in parallel": replace(base, loader="tf_data_tfrecord"),
+        **full_only({"torch": base}),
+    }
 
 
 def _light(base: Settings) -> Settings:

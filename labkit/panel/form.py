@@ -26,6 +26,11 @@ if TYPE_CHECKING:
     from ipywidgets import Widget
 
 AUTO = "auto"
+# Shown at once, of the settings that all variants share; the others are behind a button.
+SHOWN_FIRST = (
+    "num_workers", "prefetch_factor", "batch_size", "input_px", "preprocessor", "decoder",
+    "storage", "cache", "device",
+)  # fmt: skip
 LABEL_WIDTH = "110px"  # longer names end in an ellipsis
 # What a request has beside settings -> its help.
 ASKED = {
@@ -140,7 +145,7 @@ class Form:
         boxes = {name: _field(x, self._help[name]) for name, x in self._controls.items()}
         if not has_roofline(self._whole):
             del boxes["roofline"]
-        shown = ("mode", "roofline", "blocks", "data", *self._whole.shown_first)
+        shown = ("mode", "roofline", "blocks", "data", *SHOWN_FIRST)
         first = _grid([boxes.pop(name) for name in shown if name in boxes])
         hidden = _grid(boxes.values())
         fold = widgets.ToggleButton(description="More settings", tooltip="Show all other settings")
@@ -185,8 +190,9 @@ def _control(name: str, start: Request) -> Widget:
     said = {"description": name, "tooltip": help_texts()[name]}
     if kind is bool:
         return widgets.Dropdown(options=[(AUTO, AUTO), ("yes", True), ("no", False)], **said)
-    if name == "storage":  # a folder's path can be written, too
-        return widgets.Combobox(options=[AUTO, *TABLES[name], *media.media()], **said)
+    if name in ("storage", "gpu_images_per_s"):  # a folder's path, or a number
+        others = media.media() if name == "storage" else ()
+        return widgets.Combobox(options=[AUTO, *TABLES[name], *others], **said)
     if choices := choices or tuple(TABLES.get(name, ())):
         given = start.settings.get(name)
         others = [] if given in (*choices, None) else [given]  # the run says that it is unknown

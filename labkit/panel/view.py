@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from labkit import units
-from labkit.analysis.stand_ins import stand_in_name
 from labkit.experiments.catalog import CATALOG
 from labkit.experiments.device_speeds import SUFFIX, has_roofline
 from labkit.experiments.request import Request
@@ -37,7 +36,7 @@ from labkit.report.advise import GB, advise
 from labkit.report.bars import mimebundle, write
 from labkit.report.charts import compare
 from labkit.runs.experiment import Experiment
-from labkit.runs.runner import forecast
+from labkit.runs.forecasts import forecast
 from labkit.runs.store import (
     REPORTS,
     SHARED,
@@ -530,8 +529,7 @@ def run_line(folder: Path) -> str:
     if info.protocol != CORRECTED:
         parts.append(info.protocol)
     parts += sorted({settings.device for settings in info.variants.values()} - {None})
-    labels = {stand_in_name("storage", facts.label) for facts in info.storages.values()}
-    parts += sorted(labels - {"real storage"})
+    parts += sorted({of.hardware.name for of in info.storages.values()} - {"real storage"})
     if info.shared_from:
         parts.append(hardware.describe(info.provenance))
     return " · ".join([*parts, folder.name.split("-")[-1]])

@@ -22,6 +22,8 @@ from labkit import units
 from labkit.contracts import Chosen, Device, DeviceBatch, Part, Skip
 from labkit.machine import hardware
 from labkit.machine.clock import Clock
+from labkit.records import Hardware
+from labkit.settings import SLEEPING
 
 if TYPE_CHECKING:
     import torch
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 class CpuDevice:
     """The host itself: nothing is copied, and nothing runs asynchronously."""
 
-    label = "cpu"
+    hardware = Hardware("device", details="cpu")
     emulated = False
 
     def __init__(self) -> None:
@@ -66,7 +68,7 @@ class CudaDevice:
         if not torch.cuda.is_available():
             raise Skip("no CUDA device works with this torch build; see `labkit doctor`")
         self.torch_device = torch.device("cuda")
-        self.label = f"cuda:{torch.cuda.get_device_name()}"
+        self.hardware = Hardware("device", details=f"cuda:{torch.cuda.get_device_name()}")
         self._torch = torch
         self._side_stream = torch.cuda.Stream()
 
@@ -117,7 +119,7 @@ class Profile:
 
     name: str
     compute_s_per_image: float | None
-    """Forward, backward and optimizer; None: as the setting `device_speed` says."""
+    """Forward, backward and optimizer; None: not known yet."""
     batch_size: int | None = None
     """Images of the batches that `compute_s_per_image` holds for; None: batches of any size."""
     batch_share: float = 0.1
@@ -137,28 +139,6 @@ class Profile:
     cudaDeviceScheduleBlockingSync.  By default it keeps the core busy, as with
     cudaDeviceScheduleAuto (CUDA runtime API, "Device Management")."""
 
-    def why_not(self, chosen: Chosen) -> str:
-        """Refuse a host that sleeps, or a speed, for a device that has its own; see `Part`."""
-        settings, is_simulated = chosen.settings, chosen.device.is_simulated
-        if self.sleeps and not is_simulated:
-            return (
-                f"profile must be another one on device {settings.device}, got "
-                f"{settings.profile}: only the simulated GPU can be waited for in either way"
-            )
-        if settings.device_speed is None:
-            return ""
-        if not is_simulated:
-            return (
-                f"device_speed must be unset on device {settings.device}, which is as fast as it "
-                f"is, got {settings.device_speed:g}; choose device emulated"
-            )
-        if self.compute_s_per_image is not None:
-            raise ValueError(
-                f"device_speed must be unset with the profile {settings.profile}, which has its "
-                f"own, got {settings.device_speed:g}; choose profile calibrated"
-            )
-        return ""
-
     def step_s(self, images: int) -> float:
         """Return the seconds of a training step on so many images."""
         size = images if self.batch_size is None else self.batch_size
@@ -166,14 +146,8 @@ class Profile:
         return counted * self.compute_s_per_image
 
 
-# "calibrated" trains twice as fast as the documents' original pipeline loads (`labkit calibrate`).
-# The others are MLPerf Storage's: 0.435 s and 0.224 s per batch of 400.
-PROFILES: dict[str, Profile] = {
-    "calibrated": Profile(name="", compute_s_per_image=None),
-    "calibrated_sleeping": Profile(name="sleeping", compute_s_per_image=None, sleeps=True),
-    "resnet50_a100": Profile(name="resnet50_a100", compute_s_per_image=0.435 / 400),
-    "resnet50_h100": Profile(name="resnet50_h100", compute_s_per_image=0.224 / 400),
-}
+# Images/s that they train.  MLPerf Storage's: 0.435 s and 0.224 s per batch of 400.
+GPUS = {"resnet50_a100": 400 / 0.435, "resnet50_h100": 400 / 0.224}
 # EVIDENCE 2: utilization that an emulated device must reach with a free loader.
 FREE_LOADER_MIN_AU = 0.99
 # CUDA queues about 1,024 launches before a launch blocks the host; a training step of the
@@ -199,8 +173,10 @@ class EmulatedDevice:
         import torch
 
         self.torch_device = torch.device("cpu")
-        rate = units.rate(1 / profile.compute_s_per_image)
-        self.label = f"emulated({', '.join(filter(None, (rate, profile.name)))})"
+        rate, sleeping = units.rate(1 / profile.compute_s_per_image), "sleeping" * profile.sleeps
+        self.hardware = Hardware(
+            "device", "simulated", ", ".join(filter(None, (rate, profile.name, sleeping)))
+        )
         self.compute_s = 0.0
         """Seconds of compute finished or queued so far."""
         self.waited_s = 0.0
@@ -313,10 +289,17 @@ class DevicePart(Part):
     """It needs a CUDA device."""
     is_simulated: bool = False
     """It computes nothing, and only takes the time."""
+    sleeps: bool = False
+    """The host leaves its core to others while it waits for the device."""
 
     def why_not(self, chosen: Chosen) -> str:
         """Refuse what the device cannot compute, or not in bearable time; see `Part.why_not`."""
         settings = chosen.settings
+        if settings.gpu_images_per_s is not None and not self.is_simulated:
+            return (
+                f"gpu_images_per_s must be unset on device {settings.device}, which is as fast as "
+                f"it is, got {settings.gpu_images_per_s}; choose device emulated"
+            )
         if settings.precision == "amp" and self.is_cpu and not hardware.has_bfloat16():
             return (
                 "precision must be fp32 on a CPU without AVX-512, where bfloat16 is far slower, "
@@ -336,4 +319,5 @@ DEVICES: dict[str, Callable[[Profile, Clock], Device]] = {
     "cpu": DevicePart(lambda profile, clock: CpuDevice(), is_cpu=True),
     "cuda": DevicePart(lambda profile, clock: CudaDevice(), is_cuda=True),
     "emulated": DevicePart(EmulatedDevice, is_simulated=True),
+    SLEEPING: DevicePart(EmulatedDevice, is_simulated=True, sleeps=True),
 }

@@ -64,6 +64,10 @@ def make_photos(
         ValueError: a number out of range, or `out` holds other data.
         OSError: `out` cannot be written to.
         Skip: there is too little free space.
+
+    Examples:
+        >>> lab.make_photos("four", images=4, progress=False)["images"]
+        4
     """
     for name, value, least in (("images", images, 1), ("seed", seed, 0), ("jobs", jobs, 1)):
         if value is not None and value < least:

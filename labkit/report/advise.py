@@ -18,7 +18,7 @@ import numpy as np
 
 from labkit import units
 from labkit.analysis.rows import Row
-from labkit.analysis.stand_ins import stand_ins
+from labkit.analysis.simulated import warnings
 from labkit.experiments.storage import memory
 from labkit.machine import hardware
 from labkit.records import ReadCounts
@@ -127,7 +127,7 @@ def _table(
         heading=[
             f"{units.count_bytes(data_bytes)} of images and {units.count_bytes(memory_bytes)} of "
             f"memory: at most {units.percent(share)} of the data is in memory when an epoch starts",
-            *stand_ins(summary),
+            *warnings(summary),
             words.conditions(summary),
         ],
         notes=[

@@ -20,7 +20,7 @@ from labkit import units
 from labkit.analysis.describe import epoch_bars
 from labkit.analysis.roofline import Pipeline, pipelines
 from labkit.analysis.rows import Row
-from labkit.analysis.stand_ins import SIMULATED_GPU, beside_the_loader, find_stand_ins, stand_ins
+from labkit.analysis.simulated import beside_the_loader, simulated_hardware, warnings
 from labkit.analysis.summary import Summary
 from labkit.diagnosis.timeline import Band, Timeline
 from labkit.report import words
@@ -64,7 +64,7 @@ LINE_OF_NO_CHANGE: dict[str, Any] = {
 
 def around(summary: Summary, conditions: Sequence[str] = ()) -> tuple[list[Line], str]:
     """Return the title of a run's chart, question, stand-ins and conditions, and its footer."""
-    stood_in = " · ".join(stand_ins(summary))
+    stood_in = " · ".join(warnings(summary))
     conditions = [*(conditions or [words.conditions(summary)]), *words.other_images(summary)]
     title = [
         Line(summary.question, 13, "bold"),
@@ -238,8 +238,8 @@ def overview(summaries: Sequence[Summary]) -> Figure | None:
         experiment = summary.info.experiment
         rows.append(replace(drawn, name=f"{experiment}: {row.variant}", bars=bars))
         x = beside_the_loader([row])
-        for name, details in find_stand_ins([row]).items():
-            beside = f" ({x})" if x and name == SIMULATED_GPU else ""
+        for name, details in simulated_hardware([row]).items():
+            beside = f" ({x})" if x and name == "simulated GPU" else ""
             what = f"{name}, {details}".rstrip(", ")
             stood_in.setdefault(what, {})[f"{experiment}{beside}"] = None
     answer = words.answer(summaries).removesuffix(".")
@@ -272,6 +272,9 @@ def compare(runs: Sequence[StoredRun]) -> Figure:
     Raises:
         ValueError: there are none, they belong to several experiments, or their variants are in
             groups.
+
+    Examples:
+        >>> lab.compare([run, run]).savefig("compare.png")
     """
     names = list(dict.fromkeys(run.info.experiment for run in runs))
     if len(names) != 1 or any(run.info.groups for run in runs):
@@ -283,7 +286,7 @@ def compare(runs: Sequence[StoredRun]) -> Figure:
     title = [Line(runs[0].summary.question, 13, "bold"), Line(apart, color=SOFT_INK)]
     rows, found = [], []
     for number, summary in enumerate((run.summary for run in runs), 1):
-        stood_in = stand_ins(summary)
+        stood_in = warnings(summary)
         conditions = " · ".join([*words.how_measured(summary), *stood_in])
         ink = WARNING_INK if stood_in else INK
         title.append(Line(f"Run {number}: {conditions}", weight="bold", color=ink))

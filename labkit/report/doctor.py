@@ -107,6 +107,10 @@ def describe_data(data: str) -> Table:
 
     Raises:
         ValueError: there are no images.
+
+    Examples:
+        >>> lab.describe_data("data/photos").data.index[0]
+        'images'
     """
     from labkit.report.table import Table
 

@@ -15,7 +15,7 @@ from labkit.analysis.describe import epoch_bars
 from labkit.analysis.equal_work import other_work
 from labkit.analysis.roofline import ALONE, pipelines
 from labkit.analysis.rows import Row
-from labkit.analysis.stand_ins import stand_ins
+from labkit.analysis.simulated import warnings
 from labkit.analysis.winner import winner
 from labkit.machine import hardware
 from labkit.parts.training.exchange import LINK, NO_SYNC, NOOP
@@ -100,7 +100,7 @@ def savings(run: StoredRun, *, epochs: int, images: int) -> Table:
     verdict = "" if summary.judged else f"; no verdict in {summary.mode} mode"
     return Table(
         cells,
-        heading=(f"{epochs} epochs of {images:,} images", *stand_ins(summary)),
+        heading=(f"{epochs} epochs of {images:,} images", *warnings(summary)),
         notes=(
             f"{found}{verdict}.",
             f"The full data set has {units.count_bytes(data_bytes)}, the page cache holds "

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from labkit import units
 from labkit.analysis.roofline import ALONE
-from labkit.analysis.stand_ins import stand_ins
+from labkit.analysis.simulated import warnings
 from labkit.analysis.summary import Row, Summary
 from labkit.analysis.winner import passed_over, winner
 from labkit.contracts import as_part
@@ -240,5 +240,5 @@ def _result(run: StoredRun, summary: Summary, row: Row, *, is_chosen: bool) -> I
     if summary.is_floor(row.variant):
         yield "It does only part of the baseline's work, so it is a limit and no remedy."
     yield f"Conditions: {' · '.join([*how_measured(summary), *plain_labels(summary)])}"
-    if stand_in := stand_ins(summary):
-        yield " · ".join(stand_in)
+    if lines := warnings(summary):
+        yield " · ".join(lines)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from labkit import units
-from labkit.analysis.stand_ins import find_stand_ins, stand_ins
+from labkit.analysis.simulated import simulated_hardware, warnings
 from labkit.analysis.summary import in_common
 from labkit.analysis.winner import winner
 from labkit.claims.ledger import GROUPS, answer_in_short, answers, weigh_answer
@@ -143,7 +143,7 @@ def facts(run: StoredRun) -> dict[str, Any]:
     return {
         "name": f"{info.experiment}{suffix}",
         "title": f"{summary.question}{suffix}",
-        "warnings": list(filter(None, [_unfinished(info), *stand_ins(summary)])),
+        "warnings": list(filter(None, [_unfinished(info), *warnings(summary)])),
         "conditions": words.conditions(summary),
         "charts": {kind: draw(summary) for kind, draw in charts.kinds(summary).items()},
         "table": table(summary),
@@ -166,7 +166,7 @@ def overview(runs: Sequence[StoredRun]) -> dict[str, Any]:
     untested: dict[Any, Any] = {}
     stood_in: dict[str, str] = {}
     for number, summary in enumerate((run.summary for run in runs), 1):
-        stood_in |= find_stand_ins(summary.rows)
+        stood_in |= simulated_hardware(summary.rows)
         for row in summary.rows:
             if row.status in ("skipped", "failed"):  # a variant may be in several groups
                 untested.setdefault(readable_reason(row.reason) or row.status, {})[
@@ -279,7 +279,7 @@ def method_facts(run: StoredRun) -> Pairs:
         "images per epoch": units.count(calibration.images) if calibration.images else "",
         "simulated GPU": calibration.calibrated,
         **{
-            f"medium {name}": ", ".join(filter(None, (of.filesystem, of.device, of.label)))
+            f"medium {name}": ", ".join(filter(None, (of.filesystem, of.device, str(of.hardware))))
             for name, of in info.storages.items()
         },
         "settings": _settings({**_in_common(info), "data": None}),

@@ -38,6 +38,10 @@ class Run(StoredRun):
         Args:
             detail: everything that was measured, as numbers in seconds, bytes and shares, in a
                 plain DataFrame.
+
+        Examples:
+            >>> list(run.table().data.index)
+            ['original', 'vectorized']
         """
         from labkit.report.table import table
 
@@ -45,7 +49,12 @@ class Run(StoredRun):
 
     @property
     def charts(self) -> tuple[str, ...]:
-        """The kinds of charts that this run has."""
+        """The kinds of charts that this run has.
+
+        Examples:
+            >>> run.charts
+            ('times', 'epochs')
+        """
         return tuple(charts.kinds(self.summary))
 
     def chart(self, kind: str | None = None) -> Figure:
@@ -59,6 +68,9 @@ class Run(StoredRun):
 
         Raises:
             ValueError: a kind that this run does not have.
+
+        Examples:
+            >>> run.chart().savefig("chart.png")
         """
         found = charts.kinds(self.summary)
         return pick(found, kind or next(iter(found)), "kind")(self.summary)
@@ -95,11 +107,21 @@ class Run(StoredRun):
         return report(self, folder, markdown=markdown)
 
     def share(self, file: Path | str | None = None) -> Path:
-        """Write one file for a colleague, without names, hosts and paths of this machine."""
+        """Write one file for a colleague, without names, hosts and paths of this machine.
+
+        Examples:
+            >>> lab.open_shared(run.share("run.labkit")).info.experiment
+            'preprocessing'
+        """
         return share.write(self, file)
 
     def save(self) -> list[Path]:
-        """Write table.csv and the charts into the run's folder; return the files."""
+        """Write table.csv and the charts into the run's folder; return the files.
+
+        Examples:
+            >>> [file.name for file in run.save()][:2]
+            ['table.csv', 'chart.png']
+        """
         with explain_unwritable(self.folder):
             files = [write_whole(self.folder / "table.csv", self.table(detail=True).to_csv())]
             for kind in self.charts:
@@ -139,6 +161,12 @@ def run(
         RuntimeError: the baseline cannot be measured here (finished rows stay), or another run
             is in progress in this process.
         Cancelled: `cancel` was set while data at a URL was copied to this machine.
+
+    Examples:
+        >>> experiment = lab.experiment("preprocessing", images=16, input_px=64)
+        >>> run = lab.run(experiment, "quick", blocks=1, progress=False)
+        >>> run.info.status
+        'finished'
     """
     options: dict[str, Any] = {
         "results": results,
@@ -227,12 +255,23 @@ def find_run(name: Path | str, results: Path | str = "results") -> Run:
     Raises:
         FileNotFoundError: nothing matches; the message lists what there is.
         ValueError: several runs match, or the run was written by a newer labkit.
+
+    Examples:
+        >>> lab.find_run("preprocessing").folder == run.folder
+        True
     """
     return _held(store.find_run(results, str(name)))
 
 
 def newest_run(name: str, results: Path | str = "results") -> Run | None:
-    """Return an experiment's newest finished run; None where there is none."""
+    """Return an experiment's newest finished run; None where there is none.
+
+    Examples:
+        >>> lab.newest_run("preprocessing").folder == run.folder
+        True
+        >>> lab.newest_run("storage") is None
+        True
+    """
     # A run as in the document answers another question: it never hides a corrected one.
     runs = newest_runs(results, lambda info: (weight := weigh_answer(info)) and min(weight, 1))
     found = runs.get(name)
@@ -262,5 +301,9 @@ def claims(results: Path | str = "results", numbers: Sequence[int] = ()) -> Tabl
 
     Raises:
         ValueError: there is no claim of such a number.
+
+    Examples:
+        >>> len(lab.claims().data)
+        38
     """
     return claims_table(answers(results, numbers=numbers))

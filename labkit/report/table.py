@@ -20,7 +20,7 @@ from pandas.io.formats.style import Styler
 from labkit import units
 from labkit.analysis.roofline import steady_speed
 from labkit.analysis.rows import Row
-from labkit.analysis.stand_ins import stand_ins
+from labkit.analysis.simulated import warnings
 from labkit.analysis.summary import Summary
 from labkit.report import words
 from labkit.report.text_table import text_table
@@ -114,12 +114,13 @@ def table(summary: Summary, detail: bool = False) -> Table | pd.DataFrame:
     """
     names = ["group", "variant"] if summary.has_groups else ["variant"]
     if detail:
-        left_out = [name for name in ("labels", "group") if name not in names]
+        left_out = [name for name in ("labels", "hardware", "group") if name not in names]
         numbers = pd.DataFrame(summary.records()).drop(columns=left_out)
-        return numbers.join(pd.DataFrame([row.labels for row in summary.rows])).set_index(names)
+        labels = [row.labels | _hardware(row) for row in summary.rows]
+        return numbers.join(pd.DataFrame(labels)).set_index(names)
     return Table(
         pd.DataFrame([_cells(summary, row) for row in summary.rows]).set_index(names),
-        heading=[summary.question, *stand_ins(summary), words.conditions(summary)],
+        heading=[summary.question, *warnings(summary), words.conditions(summary)],
         notes=[
             *words.proofs(summary),
             *words.checks(summary),
@@ -128,6 +129,14 @@ def table(summary: Summary, detail: bool = False) -> Table | pd.DataFrame:
             *summary.notes,
         ],
     )
+
+
+def _hardware(row: Row) -> dict[str, str]:
+    """Return the columns "device", "storage" and "network", as far as the row has them."""
+    columns: dict[str, list[str]] = {}
+    for hardware in row.hardware:
+        columns.setdefault(hardware.kind, []).append(str(hardware))
+    return {kind: " / ".join(names) for kind, names in columns.items()}
 
 
 def _cells(summary: Summary, row: Row) -> dict[str, str]:

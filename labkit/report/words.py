@@ -16,15 +16,7 @@ from labkit.analysis import published as documents
 from labkit.analysis.compare import UNSTABLE
 from labkit.analysis.roofline import Pipeline, pipelines, published_takes
 from labkit.analysis.rows import Row
-from labkit.analysis.stand_ins import (
-    STAND_INS,
-    beside_the_loader,
-    describe_rate,
-    describe_stand_in,
-    is_warned_of,
-    simulated,
-    stand_in_name,
-)
+from labkit.analysis.simulated import beside_the_loader, describe_rate, simulated
 from labkit.analysis.summary import Summary
 from labkit.analysis.winner import passed_over, winner
 from labkit.experiments.device_speeds import SUFFIX
@@ -33,7 +25,7 @@ from labkit.parts.devices import FREE_LOADER_MIN_AU
 from labkit.parts.storage.disks import MAX_ERROR_SHARE
 from labkit.records import UNKNOWN, ProvedRates, Provenance, RunInfo
 from labkit.runs.store import StoredRun, readable_reason
-from labkit.settings import CORRECTED, Settings
+from labkit.settings import CORRECTED
 
 # Labels of variants whose work is not the same as the baseline's.
 OF_WORK = ("images", "loss", "precision", "training loop", "ranks")
@@ -68,15 +60,17 @@ def how_measured(summary: Summary) -> list[str]:
 
 
 def plain_labels(summary: Summary) -> list[str]:
-    """Return the labels that all variants share, without stand-ins."""
-    labels = {k: label for k, label in summary.labels.items() if not is_warned_of(k, label)}
+    """Return the labels and the real hardware that all variants share."""
+    labels = summary.labels | {
+        hardware.kind: str(hardware) for hardware in summary.hardware if hardware.how == "real"
+    }
     own = [row for row in summary.rows if row.labels and row.variant == summary.baseline]
     if summary.kind != "roofline":
         own = [row for row in summary.rows if row.labels]
     rates = {row.device_images_per_s for row in own}
-    if "accelerator" in labels and len(rates) == 1 and None not in rates:
-        labels["accelerator"] += f", {units.rate(*rates)}"
-        labels["accelerator"] += f" ({x})" if (x := beside_the_loader(own)) else ""
+    if "device" in labels and len(rates) == 1 and None not in rates:
+        labels["device"] += f", {units.rate(*rates)}"
+        labels["device"] += f" ({x})" if (x := beside_the_loader(own)) else ""
     return [f"{name}: {label}" for name, label in sorted(labels.items())]
 
 
@@ -339,7 +333,7 @@ def proofs(summary: Summary) -> list[str]:
             noise,
             _cache(row),
             *(row.labels.get(kind, "") for kind in OF_WORK if kind not in summary.labels),
-            *_own_labels(summary, row),
+            *_own_hardware(summary, row),
             _outliers(row),
             _disturbed(row),
         ]
@@ -389,16 +383,18 @@ def _cache(row: Row) -> str:
     return f"{cache} ({found or 'not measured'})" if cache else found
 
 
-def _own_labels(summary: Summary, row: Row) -> list[str]:
-    """Return the media and devices of a variant that the others do not share."""
-    found = []
-    for kind in STAND_INS.keys() & row.labels.keys() - summary.labels.keys():
-        labels = {other.labels[kind] for other in summary.rows if kind in other.labels}
-        name = stand_in_name(kind, row.labels[kind])
-        # The details stand above the table, unless they tell two variants apart.
-        is_enough = [stand_in_name(kind, label) for label in labels].count(name) == 1
-        found.append(name if is_enough else describe_stand_in(kind, row.labels[kind]))
-    return found
+def _own_hardware(summary: Summary, row: Row) -> list[str]:
+    """Return the storages and devices of a variant that the others do not share."""
+    names = [
+        hardware.name
+        for hardware in dict.fromkeys(each for other in summary.rows for each in other.hardware)
+    ]
+    # The details stand above the table, unless they tell two variants apart.
+    return [
+        hardware.name if names.count(hardware.name) == 1 else str(hardware)
+        for hardware in row.hardware
+        if hardware not in summary.hardware
+    ]
 
 
 # --- a roofline -------------------------------------------------------------------------
@@ -409,9 +405,10 @@ def own_device(summary: Summary) -> tuple[float | None, str]:
     if (rate := summary.calibration.gpu_images_per_s) is not None:
         return rate, "your GPU"
     base = summary.info.variants[summary.baseline]
-    profile = "" if base.profile == Settings.profile else f" ({base.profile})"
-    is_simulated = summary.facts(summary.baseline).is_simulated
-    name = f"simulated GPU{profile}" if is_simulated else "your GPU"
+    is_simulated, gpu = summary.facts(summary.baseline).is_simulated, base.gpu_images_per_s
+    name = "simulated GPU" if is_simulated else "your GPU"
+    if isinstance(gpu, str):
+        name += f" ({gpu})"
     return summary.calibration.device_images_per_s, name
 
 

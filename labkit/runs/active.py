@@ -1,6 +1,6 @@
 """The run in progress: its settings, its folder and the processes that do its jobs.
 
-    checks, calibration, runner ──ask──▶ launcher;  ──save, note, drop, append──▶ run folder
+    checks, calibration, runner ──ask──▶ launcher;  ──save, note, skip, append──▶ run folder
 
 A variant that is dropped stays dropped when the run is resumed; its reason is a row.
 """
@@ -8,7 +8,7 @@ A variant that is dropped stays dropped when the run is resumed; its reason is a
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -206,6 +206,16 @@ class ActiveRun:
         self.progress.say(f"{planned.variant} is {status}: {reason}")
         self.check_baselines()
 
+    def skip(self, labels: Iterable[str], reason: object) -> None:
+        """Drop variants that cannot run here."""
+        self.drop_all(dict.fromkeys(labels, ("skipped", str(reason))))
+
+    def drop_all(self, verdicts: Mapping[str, tuple[str, str]]) -> None:
+        """Drop the variants whose verdict, (status, reason), is not "ok"."""
+        for label, (status, reason) in verdicts.items():
+            if status != "ok" and label not in self.dropped:  # a group goes with its baseline
+                self.drop(label, status, reason)
+
     def check_baselines(self) -> None:
         """Leave out the groups whose baseline is out: nothing could be divided by it.
 
@@ -225,21 +235,29 @@ class ActiveRun:
         """Return the error that ends a run whose baseline cannot be measured."""
         return RuntimeError(NO_BASELINE.format(self.info.baseline, reason))
 
-    def append(self, planned: Planned, status: str, reason: str) -> None:
-        """Add the row of a trial without times."""
-        settings = asdict(self.variants[planned.variant])
-        row = self.row(planned, status=status, settings=settings, started_utc=utc_now())
-        append_trial(self.folder, Trial.from_row({**row, "reason": reason}))
+    def append(self, planned: Planned, status: str, reason: str = "", **measured: Any) -> Trial:
+        """Add a trial's row to the run's folder.
 
-    def row(self, planned: Planned, **values: object) -> dict:
-        """Begin a trial's row."""
-        return {
+        Args:
+            planned: the trial.
+            status: as of `Trial`.
+            reason: why there are no times.
+            **measured: other fields of `Trial`, and settings that differ from the variant's.
+        """
+        row = {
             "experiment": self.info.experiment,
             "run": self.folder.name,
             "group": self.info.group_of(planned.variant),
             **asdict(planned),
+            "settings": asdict(self.variants[planned.variant]),
+            "status": status,
+            "reason": reason,
             "epochs": (),
             "machine_id": self.info.provenance.machine_id,
             "unreadable_images": len(self.info.excluded),
-            **values,
+            "started_utc": utc_now(),
+            **measured,
         }
+        trial = Trial.from_row(row)
+        append_trial(self.folder, trial)
+        return trial

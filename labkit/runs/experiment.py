@@ -1,10 +1,12 @@
 """Experiment: a question, and the variants that answer it.
 
-label -> Settings ─ full_only, published_by, in_groups ─▶ label -> Variant ─▶ Experiment
+label -> Settings ─ full_only, published_by, in_groups ─▶ label -> Variant
+                                                     as_experiment └─▶ Experiment
 """
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
@@ -35,7 +37,18 @@ class Variant:
 
 @dataclass(frozen=True)
 class Experiment:
-    """A question, the variants that answer it, and what the documents reported."""
+    """A question, the variants that answer it, and what the documents reported.
+
+    Examples:
+        >>> warm = Settings(cache="warm")
+        >>> decoders = Experiment(
+        ...     "decoders",
+        ...     question="Which decoder is fastest?",
+        ...     variants={"opencv": warm, "pillow": replace(warm, decoder="pillow")},
+        ... )
+        >>> decoders.baseline
+        'opencv'
+    """
 
     name: str
     _: KW_ONLY
@@ -62,8 +75,6 @@ class Experiment:
     depends on that."""
     is_default: bool = False
     """Whether `labkit run` runs it by default."""
-    shown_first: tuple[str, ...] = ("num_workers", "batch_size", "input_px", "device")
-    """Names of the settings that the form shows first, after the data."""
     dial: Dial | None = None
     """The setting whose steps are the axis of a second chart."""
     fallback: Callable[[Experiment, str], Experiment] | None = None
@@ -146,6 +157,37 @@ class Experiment:
         return told
 
 
+# What a function of the catalog returns: label -> settings, or a variant.
+Variants = Mapping[str, Any]
+
+
+def as_experiment(
+    question: str, **fields: Any
+) -> Callable[[Callable[[Settings], Variants]], Callable[[Settings], Experiment]]:
+    """Turn a function that makes variants into one that makes an experiment of the same name.
+
+    Args:
+        question: the experiment's.
+        **fields: other fields of `Experiment`.
+
+    Examples:
+        >>> @as_experiment("How many workers does the loader need?", source="[002] 3.3")
+        ... def workers(base):
+        ...     return {f"{n} workers": replace(base, num_workers=n) for n in (2, 0, 4)}
+        >>> workers(Settings()).name, list(workers(Settings()).variants)
+        ('workers', ['2 workers', '0 workers', '4 workers'])
+    """
+
+    def decorate(make: Callable[[Settings], Variants]) -> Callable[[Settings], Experiment]:
+        @functools.wraps(make)
+        def build(base: Settings) -> Experiment:
+            return Experiment(make.__name__, question=question, variants=make(base), **fields)
+
+        return build
+
+    return decorate
+
+
 def _wrapped(variants: Mapping[str, Any]) -> dict[str, Variant]:
     return {
         label: each if isinstance(each, Variant) else Variant(settings=each)
@@ -154,7 +196,12 @@ def _wrapped(variants: Mapping[str, Any]) -> dict[str, Variant]:
 
 
 def full_only(variants: Mapping[str, Any]) -> dict[str, Variant]:
-    """Return the variants, or settings, as variants that only full mode measures."""
+    """Return the variants, or settings, as variants that only full mode measures.
+
+    Examples:
+        >>> full_only({"all": Settings()})["all"].full_only
+        True
+    """
     return {label: replace(each, full_only=True) for label, each in _wrapped(variants).items()}
 
 
@@ -164,6 +211,10 @@ def published_by(figures: Mapping[str, float], variants: Mapping[str, Any]) -> d
     Args:
         figures: label -> normalized time, of some of them.
         variants: label -> variant or settings.
+
+    Examples:
+        >>> published_by({"both": 0.897}, {"both": Settings(prefetcher="both")})["both"].published
+        0.897
     """
     wrapped = _wrapped(variants)
     for label in figures:

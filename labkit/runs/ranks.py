@@ -26,8 +26,7 @@ from statistics import fmean
 from typing import Any
 
 from labkit.parts.devices import DevicePart
-from labkit.parts.storage.disks import Rate
-from labkit.parts.training.exchange import Link, check_gpus
+from labkit.parts.training.exchange import check_gpus
 from labkit.records import Epoch
 from labkit.resolve import find_part
 from labkit.settings import Settings
@@ -178,24 +177,3 @@ class Ranks:
                 if process.exitcode and not self._ended:
                     sys.stderr.write(f"rank {rank} ended with status {process.exitcode}\n")
                     os.abort()
-
-
-def check_link(settings: Settings, excluded: frozenset[int] = frozenset()) -> list[dict[str, Any]]:
-    """Measure what a modelled link between ranks delivers; as `staging.check_rates`."""
-    link, delivered = Link(settings), []
-
-    def measure(ranks: Ranks) -> None:
-        ranks.meet()
-        delivered.append(link.measure())
-        ranks.meet()
-
-    with Ranks(settings, measure) as ranks:
-        measure(ranks)
-    rate = Rate(
-        pattern="to the other ranks",
-        unit="Mbit",
-        readers=0,
-        requested_per_s=link.bits_per_s / 1e6,
-        delivered_per_s=delivered[0] / 1e6,
-    )
-    return [rate.facts()]

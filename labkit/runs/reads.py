@@ -56,7 +56,8 @@ def save_read_counts(run: ActiveRun) -> None:
     pieces = [
         label
         for label, read in reads.items()
-        if (read.requests or 0) > MANY_REQUESTS and run.parts(label).storage.stand_in == "throttled"
+        if (read.requests or 0) > MANY_REQUESTS
+        and run.parts(label).storage.hardware.how == "throttled"
     ]
     if pieces:
         run.note(

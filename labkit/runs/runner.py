@@ -1,4 +1,4 @@
-"""Run an experiment, resume a run, and forecast how long one takes.
+"""Run an experiment, or resume a run.
 
     run:    check ─▶ run folder ─┐
     resume: check_resumable ─────┴▶ prepare: stage ─ check the work ─ calibrate ─▶ blocks
@@ -17,14 +17,13 @@ import math
 import secrets
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 
 from labkit import pipeline, units
 from labkit.analysis.equal_work import unequal_work
-from labkit.analysis.forecast import Forecast
 from labkit.analysis.validity import cores_of, disturbed_blocks
 from labkit.contracts import Cancelled, Skip
 from labkit.machine import gpu, hardware
@@ -45,13 +44,14 @@ from labkit.resolve import (
     resolve,
 )
 from labkit.runs.active import NO_BASELINE, ActiveRun, Progress, single_run_lock
-from labkit.runs.calibration import is_calibrated, read_devices
+from labkit.runs.calibrated_device import is_calibrated, read_devices
 from labkit.runs.experiment import Experiment
-from labkit.runs.kinds import KINDS, expect
+from labkit.runs.forecasts import say_forecast
+from labkit.runs.kinds import KINDS, Kind
 from labkit.runs.process import TrialFailed, TrialKilled
 from labkit.runs.schedule import Planned, check_blocks, next_trials
 from labkit.runs.staging import why_not_throttled
-from labkit.runs.store import StoredRun, append_trial, create_run, hold, load_run
+from labkit.runs.store import StoredRun, create_run, hold, load_run
 from labkit.settings import CORRECTED, MODES, Settings, pick
 
 # Variants that differed in these would do different work.
@@ -61,38 +61,6 @@ FAILURES_BEFORE_DROPPED = 2
 
 class BaselineSkipped(RuntimeError):  # noqa: N818 - no error: it is shown as skipped
     """No baseline can run on this machine, and so nothing of the experiment."""
-
-
-def forecast(
-    experiment: Experiment,
-    mode: str = "full",
-    *,
-    blocks: int | None = None,
-    results: Path | str = "results",
-) -> Forecast:
-    """Forecast how long a run takes and the smallest effect that it can detect.
-
-    Args:
-        experiment: what would be compared.
-        mode: quick, document or full.
-        blocks: repetitions; unset: the mode's.
-        results: folder with earlier runs, whose noise is taken.
-
-    Returns:
-        Shows itself as a sentence.
-    """
-    chosen = pick(MODES, mode, "mode")
-    wanted = experiment.measured(in_full=chosen.judged)
-    return expect(
-        results,
-        experiment.name,
-        kind=experiment.kind,
-        mode=mode,
-        blocks=check_blocks(chosen, blocks),
-        variants={label: variant.settings for label, variant in wanted.items()},
-        baselines=experiment.grouped(wanted).get("baselines", {"": experiment.baseline}).values(),
-        facts={label: gather_facts(vars(settings)) for label, settings in wanted.items()},
-    )
 
 
 @single_run_lock()
@@ -111,7 +79,8 @@ def run(
         read_devices(results)  # a broken file is refused before there is a run
     folder = create_run(Path(results), info)
     with hold(folder):
-        return _complete(ActiveRun(folder, info, parts=parts, cancel=cancel, progress=progress))
+        active = ActiveRun(folder, info, parts=parts, cancel=cancel, progress=progress)
+        return _complete(active, [])
 
 
 @single_run_lock()
@@ -125,9 +94,9 @@ def resume(
     found = load_run(folder)
     parts = check_resumable(found)
     with hold(found.folder):
-        info = load_run(folder).info  # as the process that had it last left it
-        active = ActiveRun(found.folder, info, parts=parts, cancel=cancel, progress=progress)
-        return _complete(active)
+        found = load_run(folder)  # as the process that had it last left it
+        active = ActiveRun(found.folder, found.info, parts=parts, cancel=cancel, progress=progress)
+        return _complete(active, list(found.trials))
 
 
 # --- before a folder is made ------------------------------------------------------------------
@@ -296,7 +265,7 @@ def _check_together(running: Mapping[str, Resolved], available: int) -> None:
         running: label -> parts; a variant that cannot run here must not limit the others.
         available: images there are.
     """
-    real = [label for label, parts in running.items() if parts.storage.stand_in != "modelled"]
+    real = [label for label, parts in running.items() if parts.storage.hardware.how != "modelled"]
     if 0 < len(real) < len(running):
         raise ValueError(
             f"storage must be modelled for all variants or for none, got {', '.join(real)} on "
@@ -325,16 +294,24 @@ def _notes(variants: Mapping[str, Settings]) -> list[str]:
 # --- the trials --------------------------------------------------------------------------------
 
 
-def _complete(run: ActiveRun) -> StoredRun:
-    """Do everything that is missing; finished rows stay whatever happens."""
+def _complete(run: ActiveRun, trials: list[Trial]) -> StoredRun:
+    """Do everything that is missing; finished rows stay whatever happens.
+
+    Args:
+        run: the active run.
+        trials: its rows so far.
+    """
     for note in run.info.notes:
         run.progress.say(note)
     kind = KINDS[run.info.kind]
     # The processes end before the cleanup: they may still read what it removes.
     with _status_saved(run), ExitStack() as cleanup, run.launcher:
         run.check_baselines()
+        is_new = run.info.calibration is None
         kind.prepare(run, cleanup)
-        _run_blocks(run, kind.measure)
+        if is_new:
+            say_forecast(run)
+        _run_blocks(run, kind, trials)
     return load_run(run.folder)
 
 
@@ -358,9 +335,8 @@ def _status_saved(run: ActiveRun) -> Iterator[None]:
         run.progress.close()
 
 
-def _run_blocks(run: ActiveRun, measure: Callable[[ActiveRun, Planned], Trial]) -> None:
+def _run_blocks(run: ActiveRun, kind: Kind, trials: list[Trial]) -> None:
     """Run the trials that the plan and the rows so far ask for."""
-    trials = list(load_run(run.folder).trials)
     failures: Counter = Counter()
     passing = set()  # skipped, or killed for lack of memory: a resumed run tries these again
     _drop_unequal(run, trials)  # a run that was killed may not have come to it
@@ -373,8 +349,8 @@ def _run_blocks(run: ActiveRun, measure: Callable[[ActiveRun, Planned], Trial]) 
                 name = f"{trial.variant} {trial.role}".rstrip()
                 run.progress.next(f"block {trial.block + 1}: {name}")
                 try:
-                    trials.append(measure(run, trial))
-                    append_trial(run.folder, trials[-1])
+                    started_utc, measured = utc_now(), kind.measure(run, trial.variant)
+                    trials.append(run.append(trial, "ok", started_utc=started_utc, **measured))
                     run.progress.rate(units.rate(trials[-1].images / trials[-1].time_s))
                     _say_disturbed(run, trials)
                 except (Skip, TrialFailed) as failure:

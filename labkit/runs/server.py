@@ -36,16 +36,16 @@ from labkit.settings import Settings
 
 # Function -> its module. A job gets the request's arguments, and returns what JSON can hold.
 JOBS = {
-    "measure": "labkit.runs.timing",
+    "measure": "labkit.runs.trial",
     "measure_rate": "labkit.runs.calibration",
-    "free_loader_utilization": "labkit.runs.calibration",
     "gpu_rate": "labkit.runs.calibration",
-    "compare_work": "labkit.runs.checks",
-    "find_bad_images": "labkit.runs.checks",
-    "check_rates": "labkit.runs.staging",
-    "check_link": "labkit.runs.ranks",
+    "find_bad_images": "labkit.runs.check_images",
+    "compare_work": "labkit.runs.check_equal_work",
+    "check_rates": "labkit.runs.check_simulated",
+    "check_link": "labkit.runs.check_simulated",
+    "free_loader_utilization": "labkit.runs.check_simulated",
     "count_reads": "labkit.runs.reads",
-    "search_on_cuda": "labkit.runs.timing",
+    "search_on_cuda": "labkit.runs.largest_batch",
     "compare_operations": "labkit.runs.operation_trials",
     "time_operation": "labkit.runs.operation_trials",
 }
@@ -230,7 +230,7 @@ def _run(request: dict, answers: int) -> None:
 
 def _explain(error: BaseException, settings: Settings | None) -> tuple[str, str]:
     """Return the outcome, "failed" or "killed" (a loader worker was), and the reason in a line."""
-    from labkit.runs.checks import one_line, out_of_memory
+    from labkit.runs.reasons import one_line, out_of_memory
 
     if settings is not None and (reason := out_of_memory(error, settings)):
         return "failed", reason

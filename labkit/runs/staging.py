@@ -3,9 +3,9 @@
     data ──copy, file by file──▶ medium ──describe, probe, measure──▶ label and facts of every row
 
 labkit.toml can call any folder a hard disk: one that is called so must claim to be a hard disk, and
-read like one; a stand-in must deliver the rates that its label names. A killed process cannot clean
-up: so a file has its name only once it is whole, and a run holds a lock on its temporary copy; a
-temporary copy whose lock is free was left by a killed run, and is removed.
+read like one. A killed process cannot clean up: so a file has its name only once it is whole, and a
+run holds a lock on its temporary copy; a temporary copy whose lock is free was left by a killed
+run, and is removed.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import shlex
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +30,69 @@ from labkit.files import bar, is_private, whole
 from labkit.machine import media
 from labkit.machine.media import Medium, describe_medium
 from labkit.parts.storage import Storage, locate
-from labkit.resolve import Resolved, open_data, open_reader, resolve
+from labkit.records import Cost, Hardware, StagedStorage
+from labkit.resolve import Resolved, open_data, open_reader
+from labkit.runs.active import ActiveRun
+from labkit.runs.packs import ensure_pack
 from labkit.settings import Settings
 
-CHECK_S = 1.0
-CHECK_IMAGES = 512
 MARK = "labkit-copy.json"  # what makes a folder ours
 SHOWN_FROM_BYTES = 1 << 30  # a smaller copy takes a second or two and needs no bar
 SAME_TIME_NS = 2_000_000_000  # FAT rounds times so
+
+
+# --- a run ---------------------------------------------------------------------------------
+
+
+def stage(run: ActiveRun, cleanup: contextlib.ExitStack) -> None:
+    """Pack the data and copy it to every medium; drop the variants where that is impossible."""
+    how: dict[str, Any] = {
+        "say": run.progress.say,
+        "cancel": run.cancel,
+        "progress": run.progress.shown,
+    }
+    storages: dict[str, StagedStorage] = {}
+    costs = dict(run.info.costs)
+    for labels in _grouped(run, lambda parts: parts.folder):
+        settings = run.variants[labels[0]]
+        try:
+            made = ensure_pack(settings, **how)
+        except Skip as reason:
+            run.skip(labels, reason)
+            continue
+        if made is not None:
+            recorded = {name: made[name] for name in ("bytes", "source_bytes", "pack_s")}
+            costs |= dict.fromkeys(labels, Cost(**recorded))
+    on_medium = _grouped(run, lambda parts: (parts.settings.storage, parts.folder))
+    for labels in on_medium:
+        parts = run.parts(labels[0])
+        settings = parts.settings
+        others = [run.parts(other[0]) for other in on_medium if other is not labels]
+        others = [other for other in others if other.settings.storage == settings.storage]
+        try:
+            facts = StagedStorage(**cleanup.enter_context(staged(parts, **how, others=others)))
+        except Skip as reason:
+            run.skip(labels, reason)
+            continue
+        if facts.remark:
+            run.note(facts.remark)
+        storages.setdefault(settings.storage, facts)
+        if parts.storage.hardware.how == "simulated" and facts.copied_bytes is not None:
+            copied = Cost(bytes=facts.copied_bytes)
+            for label in labels:  # a pack's own bytes leave out its boxes and its manifest
+                costs[label] = replace(costs.get(label, copied), copy_s=facts.copied_s)
+    run.save(storages=storages, costs=costs)
+
+
+def _grouped(run: ActiveRun, place: Callable[[Resolved], Hashable]) -> list[list[str]]:
+    """Group the labels of the remaining variants by the place of their data."""
+    found: dict[Hashable, list[str]] = {}
+    for label in run.remaining:
+        try:
+            found.setdefault(place(run.parts(label)), []).append(label)
+        except Skip as reason:  # a resumed run, whose disk is gone
+            run.skip([label], reason)
+    return list(found.values())
 
 
 # --- copying --------------------------------------------------------------------------------
@@ -280,34 +335,7 @@ def _describe(storage: Storage) -> dict[str, Any]:
         medium = describe_medium(storage.directory)
     return {
         **asdict(medium),
-        "label": f"unknown({doubt})" if doubt else storage.label,
+        "hardware": Hardware("storage", "unconfirmed", doubt) if doubt else storage.hardware,
         "cold_reads_per_s": reads_per_s,
         "remark": f"{storage.name} is not known to be one: {doubt}" if doubt else "",
     }
-
-
-def check_rates(
-    settings: Settings, excluded: frozenset[int] = frozenset(), seconds: float = CHECK_S
-) -> list[dict[str, Any]]:
-    """Measure what a stand-in delivers; call it in a process of its own.
-
-    Args:
-        settings: complete; the workers are the readers.
-        excluded: indices of unreadable images.
-        seconds: how long each pattern is measured.
-
-    Returns:
-        For each pattern (random, sequential, round trips, together): readers, unit (files, bytes,
-        requests), requested_per_s (None: as fast as this machine reads), delivered_per_s and
-        error_share; empty where nothing stands in.
-
-    Raises:
-        Skip: it cannot be measured.
-    """
-    parts = resolve(settings)
-    reader = parts.reader
-    # The first ones: images that are not neighbours cannot be read in sequence.
-    ids = [i for i in range(min(len(reader), CHECK_IMAGES)) if i not in excluded]
-    readers = max(1, settings.num_workers)
-    rates = parts.storage.measure(reader, ids, readers, settings.start_method, seconds)
-    return [rate.facts() for rate in rates]

@@ -33,7 +33,7 @@ from typing import Any
 from labkit import units
 from labkit.analysis.summary import Summary, summarize
 from labkit.files import write_whole
-from labkit.records import RUN_SCHEMA, UNKNOWN, Plain, RunInfo, Trial
+from labkit.records import RUN_SCHEMA, UNKNOWN, Plain, RunInfo, Trial, read_hardware
 from labkit.resolve import record_facts
 from labkit.settings import AS_PUBLISHED, MODES, read_settings
 
@@ -283,9 +283,18 @@ def _migrate(stored: Mapping[str, Any]) -> Facts:
         facts["provenance"] = known
     if "facts" not in facts and fits(facts.get("variants"), dict[str, dict[str, Plain]]):
         facts["facts"] = record_facts(facts["variants"])
+    if fits(storages := facts.get("storages"), dict[str, dict[str, Any]]):
+        facts["storages"] = {name: _with_hardware(own) for name, own in storages.items()}
     if isinstance(shared := facts.get("shared"), dict):
         facts["shared_from"] = shared.get("from")
     return facts
+
+
+def _with_hardware(storage: Facts) -> Facts:
+    """Return a storage whose hardware earlier versions wrote as text."""
+    if not isinstance(label := storage.get("label"), str):
+        return storage
+    return {**storage, "hardware": asdict(read_hardware("storage", label))}
 
 
 def _read(hint: Any, value: Any) -> Any:
@@ -470,6 +479,10 @@ def list_runs(results: Path | str, experiment: str = "*") -> list[Path]:
     Args:
         results: folder that holds all results; runs that colleagues shared lie in its `shared`.
         experiment: one experiment's name, or all.
+
+    Examples:
+        >>> [folder.parent.name for folder in lab.list_runs("results")]
+        ['preprocessing']
     """
     found = Path(results).glob(f"{experiment}/*/{RUN_FILE}")
     return sorted((path.parent for path in found), key=lambda folder: folder.name)

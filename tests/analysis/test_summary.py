@@ -7,7 +7,16 @@ import dataclasses
 import math
 
 import pytest
-from fakes import LABELS, fake_info, fake_json, fake_logged, fake_trial, fake_trials
+from fakes import (
+    LABELS,
+    MODELLED_DISK,
+    SIMULATED_GPU,
+    fake_info,
+    fake_json,
+    fake_logged,
+    fake_trial,
+    fake_trials,
+)
 from scipy import stats
 
 from labkit.analysis.statistics import blocks_needed
@@ -140,12 +149,11 @@ def test_without_arrivals_or_three_rounds_a_row_says_why_it_has_no_steady_rate(a
 
 def test_only_labels_that_all_rows_share_are_labels_of_the_summary():
     trials = fake_trials({"base": 1.0})
-    trials += [
-        fake_trial("other", block, labels={**LABELS, "storage": "modelled"}) for block in range(3)
-    ]
+    other = {"storage": MODELLED_DISK, "device": SIMULATED_GPU}
+    trials += [fake_trial("other", block, labels=other) for block in range(3)]
     summary = summarize(fake_info(["base", "other"]), trials)
-    assert summary.labels == {"accelerator": LABELS["accelerator"]}
-    assert summary.rows[1].labels["storage"] == "modelled"
+    assert summary.hardware == (SIMULATED_GPU,)
+    assert MODELLED_DISK in summary.rows[1].hardware
 
 
 # --- verdicts -----------------------------------------------------------------------------

@@ -17,7 +17,13 @@ def test_a_run_and_an_error_that_hold_markup_show_it_as_text(browser, server):
         experiment="preprocessing",
         published={NASTY: 0.9},
         skipped={f"{NASTY}, skipped": NASTY},
-        storages={NASTY: {"filesystem": NASTY, "label": f"throttled({NASTY})", "rates": []}},
+        storages={
+            NASTY: {
+                "filesystem": NASTY,
+                "hardware": {"kind": "storage", "how": "throttled", "details": NASTY},
+                "rates": [],
+            }
+        },
     )
     lab, dialogs = LabPage(browser, server, "04_preprocessing"), []
     lab.page.on("dialog", lambda dialog: (dialogs.append(dialog.message), dialog.dismiss()))

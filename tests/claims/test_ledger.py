@@ -25,6 +25,7 @@ from labkit.claims.ledger import CLAIMS, JUDGES, answers
 from labkit.cli import main
 from labkit.experiments.request import Request
 from labkit.machine import gpu, hardware
+from labkit.records import Hardware
 
 VERDICTS = {"faster", "slower", "no practical difference"}
 THREAD = "prefetch_generator"
@@ -151,7 +152,10 @@ def test_an_unstable_machine_gives_no_word(tmp_path):
     assert answer_to(tmp_path, 24).startswith(said)
 
 
-PREPROCESSING, UNKNOWN = "preprocessing", {**COLD, "storage": "unknown", "cache": "warm"}
+PREPROCESSING, UNKNOWN = (
+    "preprocessing",
+    {**COLD, "storage": Hardware("storage", "unconfirmed"), "cache": "warm"},
+)
 STALLS = {"checkpoint every 10 steps": 1.3, "metrics in loops": 1.0}
 
 

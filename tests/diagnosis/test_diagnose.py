@@ -29,7 +29,7 @@ from labkit.diagnosis.stages import Stages
 from labkit.machine import shared_memory
 from labkit.machine.clock import SystemClock
 from labkit.machine.usage import own_cpu_s
-from labkit.parts.devices import PROFILES, EmulatedDevice
+from labkit.parts.devices import EmulatedDevice, Profile
 from tests.fake_clock import FakeClock
 from tests.processes import PATIENCE_S
 
@@ -84,7 +84,7 @@ class Emulated:
     """A step on an emulated device."""
 
     def __init__(self, ms=5.0):
-        profile = replace(PROFILES["resnet50_a100"], compute_s_per_image=ms / 1e3)
+        profile = Profile(name="test", compute_s_per_image=ms / 1e3)
         self.device = EmulatedDevice(profile, SystemClock())
 
     def __call__(self, batch):

@@ -1,7 +1,6 @@
 """A timeline records what cores, loop and device did; GPU-Util is shown, or why it cannot be."""
 
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,10 +9,10 @@ from torch.utils.data import DataLoader
 from labkit.diagnosis import timeline
 from labkit.diagnosis.timeline import gpu_util, record_timeline
 from labkit.machine.gpu import CudaState, cuda
-from labkit.parts.devices import PROFILES, EmulatedDevice
+from labkit.parts.devices import EmulatedDevice, Profile
 from tests.fake_clock import FakeClock
 
-PROFILE = replace(PROFILES["resnet50_a100"], compute_s_per_image=1.0, launch_share=0.25)
+PROFILE = Profile(name="test", compute_s_per_image=1.0, launch_share=0.25)
 
 
 def test_busy_cores_are_seen(monkeypatch):

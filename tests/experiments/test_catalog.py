@@ -20,7 +20,7 @@ from labkit.parts.storage import STORAGES, distance, slow_disk
 from labkit.resolve import resolve
 from labkit.runs import runner
 from labkit.runs.experiment import Experiment
-from labkit.settings import AS_PUBLISHED, Settings, complete
+from labkit.settings import AS_PUBLISHED, SLEEPING, Settings, complete
 
 ALL = {name: build(Settings()) for name, build in CATALOG.items()}
 PUBLISHED_TOO = [name for name, chosen in ALL.items() if chosen.as_published]
@@ -276,8 +276,8 @@ def test_no_module_compares_the_name_of_an_experiment_with_a_known_one():
     assert found == []
 
 
-def test_hosts_that_sleep_are_compared_on_the_calibrated_device_only():
+def test_hosts_that_sleep_are_compared_on_a_simulated_gpu_only():
     own = CATALOG["pin_memory"](Settings())
-    assert {s.profile for s in own.settings.values()} == {"calibrated", "calibrated_sleeping"}
-    other = CATALOG["pin_memory"](Settings(profile="resnet50_a100"))
-    assert {s.profile for s in other.settings.values()} == {"resnet50_a100"}
+    assert {s.device for s in own.settings.values()} == {None, SLEEPING}
+    other = CATALOG["pin_memory"](Settings(device="cuda"))
+    assert {s.device for s in other.settings.values()} == {"cuda"}

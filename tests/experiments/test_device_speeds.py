@@ -37,8 +37,8 @@ def test_what_depends_on_the_gpu_is_measured_at_several_speeds(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "settings", [{"device": "cpu"}, {"device": "cuda"}, {"device_speed": 90.0},
-                 {"profile": "resnet50_a100"}], ids=str,
+    "settings", [{"device": "cpu"}, {"device": "cuda"}, {"gpu_images_per_s": 90.0},
+                 {"gpu_images_per_s": "resnet50_a100"}], ids=str,
 )  # fmt: skip
 def test_a_gpu_whose_speed_is_known_is_measured_at_that_speed(settings):
     assert not lab.experiment("prefetching", **settings).has_groups

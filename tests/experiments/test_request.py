@@ -78,8 +78,8 @@ def test_what_a_run_stores_asks_for_the_same(request_):
 
 
 def test_an_old_run_is_asked_for_with_todays_names():
-    asked = {"experiment": "workers", "settings": {"profile": "matched"}}
-    assert "--profile calibrated" in Request.read(fake_info(["a"], request=asked)).command_line()
+    asked = {"experiment": "workers", "settings": {"profile": "calibrated", "device_speed": 460.0}}
+    assert "--gpu-images-per-s 460" in Request.read(fake_info(["a"], request=asked)).command_line()
 
 
 def test_what_was_not_asked_for_is_not_printed():

@@ -29,7 +29,7 @@ FOLDER = Path(__file__).parent
 EXAMPLES = FOLDER.parents[1] / "results" / "examples" / "2-cores-emulated"
 # Texts of the detailed table, and what is no measurement.
 LEFT_OUT = frozenset(
-    {"reason", "agreement", "storage", "cache", "accelerator", "level", "steady_reason"}
+    {"reason", "agreement", "storage", "cache", "device", "network", "level", "steady_reason"}
 )
 SEEDS = (0, 7)
 IMAGE_ORDERS = {

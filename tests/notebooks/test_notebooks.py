@@ -12,7 +12,7 @@ from nbclient.util import run_sync
 
 import labkit as lab
 from benchmarks.lab_page import why_no_browser
-from labkit.runs.calibration import FILE
+from labkit.runs.calibrated_device import FILE
 from tests.processes import PATIENCE_S
 
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
@@ -29,10 +29,9 @@ SMALLER = {
 SHORT = """
 from dataclasses import replace
 from labkit.experiments import opencv_vs_pil
-from labkit.runs import calibration, checks
+from labkit.runs import calibration
 from labkit.settings import MODES
-calibration.CALIBRATION_S, checks.FREE_LOADER_MIN_AU, checks.EMULATOR_TRIES = 0.1, 0.0, 1
-checks.MAX_ERROR_SHARE = 1.0
+calibration.CALIBRATION_S = 0.1
 MODES["quick"], opencv_vs_pil.QUICK_SIZES = replace(MODES["quick"], blocks=1, epoch_s=0.1), 1
 """
 ALL = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

@@ -38,7 +38,6 @@ def test_every_setting_that_all_variants_share_has_one_control_with_its_help(nam
         assert len(controls) == is_shared
         if is_shared:
             assert help_of(form, setting).endswith(help_texts()[setting].split("'")[-1])
-    assert set(experiment.shown_first) <= set(KINDS[experiment.kind].settings)
 
 
 def test_a_form_that_is_left_alone_asks_for_nothing(form):

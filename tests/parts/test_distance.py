@@ -22,7 +22,8 @@ from labkit.parts.storage.disks import MAX_ERROR_SHARE
 from labkit.parts.storage.distance import at_distance, fetch
 from labkit.pipeline import open_loader
 from labkit.resolve import complete_here, open_data, open_reader, resolve
-from labkit.runs.staging import check_rates, staged
+from labkit.runs.check_simulated import check_rates
+from labkit.runs.staging import staged
 
 # --- the server -----------------------------------------------------------------------------
 

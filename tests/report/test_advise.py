@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 from fake_runs import fake_groups, save_run
-from fakes import fake_epoch, fake_info, fake_trial
+from fakes import REAL_DISK, THROTTLED_DISK, fake_epoch, fake_info, fake_trial
 
 import labkit as lab
 from labkit.cli import main
@@ -27,7 +27,7 @@ def memory_run(machine_id=None, reads=True, epoch_s=EPOCH_S):
 
     def make(group, arm, block, role):
         time_s = epoch_s[arm][percents[group] == 100] * (1 + 0.01 * block)
-        storage = "real" if arm == "SSD" else "throttled(81 reads/s)"
+        storage = REAL_DISK if arm == "SSD" else THROTTLED_DISK
         epoch = fake_epoch(time_s, images=1000, steps=10)
         arrivals_s = tuple(time_s / 10 * step for step in range(1, 11))
         epoch = replace(epoch, first_batch_s=time_s / 10, compute_s=0.0, arrivals_s=arrivals_s)

@@ -387,7 +387,7 @@ def test_a_roofline_says_what_was_not_measured():
 # --- timeline -------------------------------------------------------------------------------
 
 N = 40
-LABEL = "emulated(920 images/s, resnet50_a100)"
+LABEL = "simulated GPU, 920 images/s, resnet50_a100"
 STEPS = [0.1 * i for i in range(N)]
 CORES = {f"core {n}": [(0.5, 0.2)[n], (0.1, 0.9)[n]] * (N // 2) for n in range(2)}
 READ = pd.DataFrame(

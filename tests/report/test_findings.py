@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 from fake_runs import fake_grouped_run, fake_roofline
 from fakes import (
+    H200,
     MEDIA,
+    REAL_DISK,
+    SIMULATED_GPU,
     fake_epoch,
     fake_info,
     fake_media_info,
@@ -237,7 +240,7 @@ def test_the_measured_interval_tells_which_model_holds():
 # --- savings over a whole training --------------------------------------------------------
 
 GB = 10**9
-COLD = {"storage": "real", "cache": "cold", "accelerator": "cuda:H200"}
+COLD = {"storage": REAL_DISK, "cache": "cold", "device": H200}
 WARM = {**COLD, "cache": "warm"}
 TIMES = {"original": 10.0, "fast": 5.0}
 # fake_trial: 160 images per epoch, of which epoch 1 takes 60 % and epoch 2 40 % of the time.
@@ -344,7 +347,7 @@ def test_savings_of_a_roofline_name_the_run_to_take():
 
 
 def test_savings_name_what_stood_in_above_the_table():
-    emulated = {**COLD, "accelerator": "emulated(460 images/s)"}
+    emulated = {**COLD, "device": SIMULATED_GPU}
     assert str(timed(labels=emulated).savings(**HUNDRED)).splitlines()[:2] == [
         "100 epochs of 1,600 images",
         "Simulated GPU, 460 images/s",

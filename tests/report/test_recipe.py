@@ -95,7 +95,7 @@ def variant_batches(settings, excluded=()):
     if settings.prefetcher in FINISHING:  # the batches are finished below
         settings = replace(settings, prefetcher="data_prefetcher")
     opened = pipeline.build(
-        replace(settings, device="emulated", step="timed", profile="resnet50_h100"),
+        replace(settings, device="emulated", step="timed", gpu_images_per_s="resnet50_h100"),
         SleepingClock(),
         excluded=frozenset(excluded),
     )

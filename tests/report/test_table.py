@@ -9,8 +9,11 @@ from dataclasses import replace
 import pytest
 from fakes import (
     CHECKED,
+    H200,
     LABELS,
     RATES,
+    REAL_DISK,
+    SIMULATED_GPU,
     THROTTLED,
     TIMES,
     fake_info,
@@ -142,7 +145,7 @@ def test_the_notes_say_noise_proof_medium_and_what_is_odd():
     assert not any(other.startswith("nvme") for other in others)
 
 
-REAL = {"storage": "real", "accelerator": "cuda:H200"}
+REAL = {"storage": REAL_DISK, "device": H200}
 PUBLISHED = {"true": 0.894, "far": 0.75, "none": 0.999, "beyond": 0.6}
 TRUE = {"base": 1.0, "true": 0.894, "far": 0.9, "none": 0.9, "beyond": 0.9}
 
@@ -151,7 +154,7 @@ TRUE = {"base": 1.0, "true": 0.894, "far": 0.9, "none": 0.9, "beyond": 0.9}
     ("labels", "beside"),
     [
         (REAL, ""),
-        (REAL | {"accelerator": "emulated(500 images/s)"}, " · simulated GPU"),
+        (REAL | {"device": SIMULATED_GPU}, " · simulated GPU"),
         (REAL | {"storage": THROTTLED}, " · simulated storage"),
     ],
 )
@@ -169,7 +172,7 @@ def test_what_was_simulated_stands_beside_the_words_and_not_in_them(labels, besi
 
 def test_a_simulated_baseline_makes_the_comparison_simulated():
     trials = [
-        replace(t, labels={**REAL, "storage": THROTTLED} if t.variant == "base" else REAL)
+        replace(t, hardware=(THROTTLED if t.variant == "base" else REAL_DISK, H200))
         for t in fake_trials(TRUE, blocks=10, noise=0.01)
     ]
     summary = summarize(fake_info(list(TRUE), mode="full", published=PUBLISHED), trials)
@@ -216,7 +219,10 @@ def test_a_table_compares_the_simulated_gpu_with_the_loading_rate_of_its_rows(x,
 
 def test_a_table_compares_a_real_gpu_with_the_loading_rate_of_the_rows_of_its_step():
     rate = make_summary().rows[0].steady_images_per_s
-    names, labels = ["original", "faster"], {**LABELS, "accelerator": "cuda:NVIDIA H100"}
+    names, labels = (
+        ["original", "faster"],
+        {**LABELS, "device": replace(H200, details="cuda:NVIDIA H100")},
+    )
     calibration = {"device_images_per_s": 2.1 * rate}
 
     def summary_of(precision):
@@ -276,7 +282,7 @@ def test_a_table_names_what_several_gpus_need_and_what_this_machine_loads(
 def test_the_loading_rate_stands_beside_the_baselines_device_only():
     names, trials = ["calibrated", "a100"], []
     for name, rate in zip(names, (400, 920)):
-        labels = {**LABELS, "accelerator": f"emulated({rate} images/s)"}
+        labels = {**LABELS, "device": replace(SIMULATED_GPU, details=f"{rate} images/s")}
         trials += [
             t for t in fake_trials(dict.fromkeys(names, 1.0), labels=labels) if t.variant == name
         ]

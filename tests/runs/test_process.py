@@ -32,7 +32,7 @@ from tests.processes import until
 
 def settings(photos, **changes):
     chosen = {"device": "emulated", "num_workers": 1, **changes}
-    chosen = {"device_speed": 1000 if chosen["device"] == "emulated" else None, **chosen}
+    chosen = {"gpu_images_per_s": 1000 if chosen["device"] == "emulated" else None, **chosen}
     return asdict(completed(data=str(photos), **chosen))
 
 
@@ -194,7 +194,8 @@ def test_a_trial_returns_what_it_measured_and_leaves_no_file(
     with Launcher(tmp_path / "log") as launcher:
         measured = measure(launcher, photos, persistent_workers=True)
     assert [epoch["images"] for epoch in measured["epochs"]] == [24, 24]
-    assert measured["labels"]["accelerator"] == "emulated(1,000 images/s)"
+    gpu = {"kind": "device", "how": "simulated", "details": "1,000 images/s"}
+    assert gpu in measured["hardware"]
     assert measured["cache_proof"]["wanted"] == "cold"
     end_ready_server()
     assert list(temporary.rglob("*")) == []
@@ -261,7 +262,7 @@ def test_cancel_leaves_no_spawned_process(tmp_path, photos, monkeypatch):
 
         canceller = in_background(cancel_once_loading)
         with pytest.raises(Cancelled):
-            measure(launcher, photos, device_speed=0.1)  # minutes, if left alone
+            measure(launcher, photos, gpu_images_per_s=0.1)  # minutes, if left alone
         started = canceller.result()
     until(lambda: not alive(started), lambda: alive(started))
 

@@ -24,6 +24,7 @@ from labkit.parts.decoding import decode_opencv
 from labkit.parts.devices import CpuDevice
 from labkit.parts.training import STEPS
 from labkit.pipeline import Order, build, open_loader
+from labkit.records import Hardware
 from labkit.resolve import resolve
 
 pytestmark = needs_fork
@@ -77,7 +78,7 @@ def run(photos, results, variants, **base):
 def test_a_row_of_several_ranks_is_of_all_their_images(photos, tmp_path):
     variants = {"1": {}, "2": {"ranks": 2}, "4": {"ranks": 4}}
     # Twelve batches at least: fewer have no steady rate with four workers.
-    speed = {"device": "emulated", "step": "timed", "device_speed": 2_000.0, "batch_size": 1}
+    speed = {"device": "emulated", "step": "timed", "gpu_images_per_s": 2_000.0, "batch_size": 1}
     found = run(photos, tmp_path, variants, **speed, num_workers=4)
     assert {row.status for row in found.summary.rows} == {"ok"}
     assert {trial.images for trial in found.trials} == {IMAGES}
@@ -116,7 +117,7 @@ def test_a_slow_link_delays_the_same_exchange(exchanged):
     sent_bytes = sum(weights.nbytes for weights in step.state()["model"].values())
     (epoch,) = slow.epochs
     assert epoch.epoch_s > epoch.steps * sent_bytes * 8 / 400e6  # a busy machine adds to that
-    assert slow.labels["network"] == "modelled(400 Mbit/s)"
+    assert Hardware("network", "modelled", "400 Mbit/s") in slow.hardware
     assert here.labels["ranks"] == "2 processes, gradients exchanged by gloo, not buffers"
     shown = " ".join(str(exchanged.table()).split())
     assert "Modelled network: 400 Mbit/s" in shown

@@ -12,7 +12,7 @@ from labkit.contracts import Skip
 from labkit.experiments.device_speeds import over_device_speeds
 from labkit.experiments.request import Request
 from labkit.parts.devices import EmulatedDevice, Profile
-from labkit.runs import checks
+from labkit.runs import speeds
 from labkit.runs.store import TRIALS_FILE, write_info
 
 # Six batches: fewer have no steady rate.
@@ -22,15 +22,15 @@ FEW = {"variants": ("original", "simplified"), "settings": SMALL}
 
 @pytest.fixture(scope="module", autouse=True)
 def a_machine_too_slow_for_the_fastest_device():
-    check = checks.check_emulator
+    check = speeds.check_simulated_gpu
 
     def slow(run, settings):
-        if settings.device_speed > 2.5 * run.info.calibration.load_images_per_s:
+        if settings.gpu_images_per_s > 2.5 * run.info.calibration.load_images_per_s:
             raise Skip("too fast")
         return check(run, settings)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("labkit.runs.kinds.check_emulator", slow)
+        patch.setattr(speeds, "check_simulated_gpu", slow)
         yield
 
 
@@ -72,7 +72,7 @@ def test_the_device_of_a_row_is_as_fast_as_its_group_says(run):
             assert trial.epochs[0].compute_s == 0
         else:
             x = float(trial.group.removeprefix("x = "))
-            assert trial.settings["device_speed"] == pytest.approx(x * load_rate)
+            assert trial.settings["gpu_images_per_s"] == pytest.approx(x * load_rate)
 
 
 def test_table_findings_and_chart_show_every_speed(run):

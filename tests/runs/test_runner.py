@@ -1,9 +1,11 @@
 """A variant that goes wrong becomes a row with its reason, and costs no finished row."""
 
+import itertools
 import os
 import re
 import signal
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -21,8 +23,9 @@ from labkit.parts.loading import load_with_torch
 from labkit.parts.packing.folder import open_folder, write_folder
 from labkit.parts.storage import locate
 from labkit.pipeline import shuffled_images
+from labkit.records import Hardware
 from labkit.resolve import stored_folder
-from labkit.runs import runner
+from labkit.runs.kinds import KINDS
 from labkit.runs.runner import check
 from labkit.settings import AS_PUBLISHED
 
@@ -182,24 +185,20 @@ def test_what_goes_wrong_is_told_apart_and_the_rest_is_measured(faulty):
     assert (tried["greedy"], tried["turned"]) == (2, 1)
 
 
-@pytest.mark.parametrize("times", [1, 2])
-def test_a_trial_that_is_skipped_is_tried_once_more(photos, tmp_path, monkeypatch, times):
-    reason, left = "cold data must have at most 2.0 % in memory, but 3.1 %", Counter()
-    run_blocks = runner._run_blocks
+@pytest.mark.parametrize("skipped", [(0, 2), (0, 1)], ids=["once a block", "twice"])
+def test_a_trial_that_is_skipped_is_tried_once_more(photos, tmp_path, monkeypatch, skipped):
+    reason, attempts = "cold data must have at most 2.0 % in memory, but 3.1 %", itertools.count()
+    kind = KINDS["epochs"]
 
-    def skipping(run, measure):
-        def skip_first(run, trial):
-            if trial.variant == "v" and left[trial.block] < times:
-                left[trial.block] += 1
-                raise Skip(reason)
-            return measure(run, trial)
+    def measure(run, label):
+        if label == "v" and next(attempts) in skipped:
+            raise Skip(reason)
+        return kind.measure(run, label)
 
-        run_blocks(run, skip_first)
-
-    monkeypatch.setattr(runner, "_run_blocks", skipping)
+    monkeypatch.setitem(KINDS, "epochs", replace(kind, measure=measure))
     run = compare(photos, tmp_path, {"base": {}, "v": {}}, blocks=2)
     row = run.summary.rows[1]
-    if times == 1:
+    if skipped == (0, 2):
         assert (row.status, row.blocks) == ("ok", 2)
         assert f"v: skipped 2×, last: {reason}" in run.summary.notes
     else:
@@ -256,7 +255,7 @@ def test_what_any_decoder_refuses_is_left_out_for_every_variant_and_made_up_for(
     linked.symlink_to("nowhere.jpg")
     for path in empty:
         path.write_bytes(b"")
-    monkeypatch.setattr("labkit.runs.checks.FIRST_LOOK_IMAGES", 8)
+    monkeypatch.setattr("labkit.runs.check_images.FIRST_LOOK_IMAGES", 8)
     monkeypatch.setitem(lab.DECODERS, "picky", picky)
     variants = {"opencv": {}, "picky": {"decoder": "picky"}}
     finished = compare(folder, tmp_path / "results", variants, base=base)
@@ -357,7 +356,7 @@ def test_a_copy_in_memory_beside_the_disk_and_a_disk_that_is_not_there(
     assert finished.info.status == "finished"
     measured = [trial for trial in finished.trials if trial.status == "ok"]
     assert Counter(trial.variant for trial in measured) == {"here": 2, "memory": 1}
-    assert {trial.labels["storage"] for trial in measured} == {"real"}
+    assert all(Hardware("storage") in trial.hardware for trial in measured)
     facts = finished.info.storages
     assert set(facts) == {"here", "tmpfs"}
     size_bytes = sum(path.stat().st_size for path in photos.rglob("*") if path.is_file())
@@ -402,7 +401,7 @@ def test_as_in_the_document_each_runs_once_in_order(photos, tmp_path):
             "original, again": left,
         },
         protocol=AS_PUBLISHED,
-        base={"device": "emulated", "step": "timed", "device_speed": 5000.0, "epochs": 2},
+        base={"device": "emulated", "step": "timed", "gpu_images_per_s": 5000.0, "epochs": 2},
     )
     order = ["original", "prefetched", "both", "original, again"]
     assert [trial.status for trial in finished.trials] == ["ok"] * 4
@@ -426,9 +425,9 @@ def test_as_in_the_document_each_runs_once_in_order(photos, tmp_path):
 
 
 def test_batches_of_all_sizes_are_trained_on_by_the_same_device(photos, tmp_path):
-    base = {"device": "emulated", "step": "timed", "device_speed": 5000.0}
+    base = {"device": "emulated", "step": "timed", "gpu_images_per_s": 5000.0}
     sizes = {"4": {}, "8": {"batch_size": 8}}
     found = compare(photos, tmp_path, sizes, base)
-    speeds = {trial.variant: trial.settings["device_speed"] for trial in found.trials}
+    speeds = {trial.variant: trial.settings["gpu_images_per_s"] for trial in found.trials}
     # 4 × 0.2 ms, of which a tenth does not grow with the batch.
     assert speeds == {"4": 5000.0, "8": pytest.approx(8 / (0.00008 + 8 * 0.00018))}

@@ -55,7 +55,7 @@ def load_with_torch(
         worker_init_fn=source.start_worker if workers else None,
     )
     # torch pins only with CUDA; the emulated device needs the same copy.
-    return pin(loader, settings, threaded=workers > 0) if settings.device == "emulated" else loader
+    return pin(loader, settings, threaded=workers > 0) if settings.is_on_simulated_gpu else loader
 
 
 def _check_open_files(workers: int, sent: int) -> None:

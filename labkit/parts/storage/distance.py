@@ -35,6 +35,7 @@ from labkit.machine.late_server import FILES, PROGRAM, SOON, SOON_S, ZEROS
 from labkit.parts.storage import cache_state
 from labkit.parts.storage.disks import Rate, measure_together
 from labkit.parts.storage.folder import Storage, WrappedReader, copy_in
+from labkit.records import Hardware
 
 FORM = "far_<round trip>ms_<bandwidth>mbit, as far_20ms_1000mbit, or with _staged after it"
 NAME = re.compile(r"far_(\d{1,5})ms_([1-9]\d{0,6})mbit(_staged)?")
@@ -55,7 +56,6 @@ class Distance(Storage):
     """One round trip."""
     bytes_per_s: float
     """The link's bandwidth, shared by all connections."""
-    stand_in: ClassVar[str] = "distance"
     copied_at_once: ClassVar[int] = 8
 
     @property
@@ -206,7 +206,7 @@ def at_distance(name: str, data: Path) -> Distance | None:
     rtt_ms, mbit_per_s, staged = int(found[1]), int(found[2]), ", staged" if found[3] else ""
     known: dict[str, Any] = {
         "name": name,
-        "label": f"emulated distance({rtt_ms} ms, {mbit_per_s:,} Mbit/s{staged})",
+        "hardware": Hardware("storage", "simulated", f"{rtt_ms} ms, {mbit_per_s:,} Mbit/s{staged}"),
         "rtt_s": rtt_ms / 1e3,
         "bytes_per_s": mbit_per_s * 1e6 / 8,
     }

@@ -22,6 +22,7 @@ from labkit.contracts import Chosen, Reader, Skip
 from labkit.machine import media, shared_memory
 from labkit.parts.storage import cache_state
 from labkit.parts.storage.disks import Rate
+from labkit.records import Hardware
 
 COPIES = "labkit-data"  # the folder on a medium that holds our copies
 PIECE_BYTES = 16 << 20  # a pack's file may be larger than memory
@@ -43,6 +44,9 @@ class WrappedReader:
         return getattr(self.reader, name)
 
 
+REAL = Hardware("storage")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Storage:
     """A folder that holds the data, or will hold a copy of it."""
@@ -50,14 +54,12 @@ class Storage:
     name: str
     directory: Path
     """The folder that the data set fills."""
-    label: str = "real"
-    """What the rows call it: real, throttled(...), modelled(...) or emulated distance(...)."""
+    hardware: Hardware = REAL
+    """As rows have it."""
     copy: Path | None = None
     """The folder that our copy of the data fills; None: nothing is copied."""
     temporary: bool = False
     """Whether the copy is removed when the run ends."""
-    stand_in: ClassVar[str] = ""
-    """What stands in for the hardware: "throttled", "modelled" or "distance"; empty: nothing."""
     needs_our_reader: ClassVar[bool] = False
     """Whether only `open`'s reader waits as the storage would: a library that opens the files by
     itself would not."""

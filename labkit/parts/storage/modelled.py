@@ -36,6 +36,7 @@ from labkit.machine.clock import Clock, SleepingClock
 from labkit.parts.storage import cache_state
 from labkit.parts.storage.disks import Disk, Pattern, Rate, measure_together
 from labkit.parts.storage.folder import Storage, WrappedReader
+from labkit.records import Hardware
 from labkit.settings import pick
 
 PAY_FROM_S = 0.002
@@ -54,7 +55,6 @@ class ModelledDisk(Storage):
     """Read the data where it lies, and wait as a disk would."""
 
     disk: Disk
-    stand_in: ClassVar[str] = "modelled"
     needs_our_reader: ClassVar[bool] = True
 
     def open(self, reader: Reader, start_method: str) -> ModelledReader:
@@ -109,7 +109,8 @@ class ModelledDisk(Storage):
 
 def on_modelled(disk: Disk, name: str, data: Path) -> Storage:
     """Read the data where it lies, and wait as the disk would."""
-    return ModelledDisk(name=name, directory=data, label=f"modelled({disk.name})", disk=disk)
+    hardware = Hardware("storage", "modelled", disk.name)
+    return ModelledDisk(name=name, directory=data, hardware=hardware, disk=disk)
 
 
 class ModelledReader(WrappedReader):

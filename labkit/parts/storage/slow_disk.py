@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import ClassVar, TypeVar
+from typing import TypeVar
 
 from labkit import units
 from labkit.contracts import Reader, Skip
@@ -45,6 +45,7 @@ from labkit.parts.storage.disks import (
     measure_together,
 )
 from labkit.parts.storage.folder import Storage, copy_in
+from labkit.records import Hardware
 from labkit.steady_rate import steady_rate
 
 FOLDER = Path("/var/tmp/labkit-slow-disk")  # not /tmp, which is memory on many systems
@@ -87,8 +88,6 @@ _held: int | None = None  # the open lock of this process's disk
 @dataclass(frozen=True, kw_only=True)
 class ThrottledDisk(Storage):
     """Read a copy on the throttled disk, which the run puts up."""
-
-    stand_in: ClassVar[str] = "throttled"
 
     @contextlib.contextmanager
     def put_up(
@@ -147,7 +146,7 @@ def on_throttled(data: Path) -> ThrottledDisk:
     """Read a copy on the throttled disk."""
     return ThrottledDisk(
         name="throttled",
-        label=f"throttled({DESCRIPTION})",
+        hardware=Hardware("storage", "throttled", DESCRIPTION),
         temporary=True,
         **copy_in(FOLDER / POINT, "labkit-", data),
     )

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 from labkit import units
 from labkit.contracts import Chosen, Skip
+from labkit.records import Hardware
 from labkit.settings import Settings, pick
 
 if TYPE_CHECKING:
@@ -190,20 +191,26 @@ class Link:
         return gradients.nbytes * self._sent_bits_per_byte / (time.perf_counter() - start_s)
 
 
+def simulated_network(settings: Settings) -> tuple[Hardware, ...]:
+    """Return the network between ranks where it is simulated; nothing elsewhere."""
+    link = LINK.fullmatch(settings.exchange)
+    exchanges = not settings.is_on_simulated_gpu and settings.step != "nothing"
+    if not link or settings.ranks == 1 or not exchanges:
+        return ()
+    return (Hardware("network", "modelled", f"{int(link[1]):,} Mbit/s"),)
+
+
 def label(settings: Settings) -> dict[str, str]:
-    """Label a row of several ranks or GPUs: how many, and the network between them."""
+    """Label a row of several ranks or GPUs: how many, and what exchanges the gradients."""
     if several := DATA_PARALLEL.fullmatch(settings.exchange):
         return {"ranks": f"1 process, DataParallel on {several[1]} GPUs"}
     if settings.ranks == 1:
         return {}
     ranks = f"{settings.ranks} processes"
-    if settings.device == "emulated" or settings.step == "nothing":
-        simulated = ", each with a simulated GPU" * (settings.device == "emulated")
+    if settings.is_on_simulated_gpu or settings.step == "nothing":
+        simulated = ", each with a simulated GPU" * (settings.is_on_simulated_gpu)
         return {"ranks": f"{ranks}{simulated}, no gradients exchanged"}
     if settings.exchange in (NOOP, NO_SYNC):
         return {"ranks": f"{ranks}, no gradients exchanged ({settings.exchange})"}
     by = "NCCL" if settings.device == "cuda" else "gloo"
-    labels = {"ranks": f"{ranks}, gradients exchanged by {by}, not buffers"}
-    if link := LINK.fullmatch(settings.exchange):
-        labels["network"] = f"modelled({int(link[1]):,} Mbit/s)"
-    return labels
+    return {"ranks": f"{ranks}, gradients exchanged by {by}, not buffers"}

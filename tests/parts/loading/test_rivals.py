@@ -24,7 +24,7 @@ from labkit.parts.loading import LOADERS
 from labkit.parts.loading.dali import DaliLoader
 from labkit.pipeline import open_loader
 from labkit.resolve import resolve
-from labkit.runs import checks
+from labkit.runs.check_equal_work import compare_work
 from labkit.runs.packs import ensure_pack
 from labkit.runs.process import Launcher
 from tests.parts.loading.test_loading import assert_nothing_left
@@ -140,7 +140,7 @@ class TestTheSameWork:
 
     def test_the_gate_lets_them_pass(self, packed):
         variants = {name: settings(packed, name, batch_size=24) for name in ("torch", *ON_CPU)}
-        assert checks.compare_work(variants, "torch") == dict.fromkeys(variants, ("ok", ""))
+        assert compare_work(variants, "torch") == dict.fromkeys(variants, ("ok", ""))
 
     @pytest.mark.parametrize("kind", KINDS)
     def test_every_kind_of_jpeg_becomes_the_same_pixels(self, kind, tmp_path):
@@ -148,7 +148,7 @@ class TestTheSameWork:
             (tmp_path / f"{name}.jpg").write_bytes(jpeg)
         loaders = ("torch", "threads", "tf_data", "tf_data_as_published", "dali_cpu")
         variants = {name: settings(tmp_path, name, batch_size=len(KINDS[kind])) for name in loaders}
-        assert checks.compare_work(variants, "torch") == dict.fromkeys(variants, ("ok", ""))
+        assert compare_work(variants, "torch") == dict.fromkeys(variants, ("ok", ""))
 
 
 @pytest.mark.needs_rivals
@@ -192,7 +192,7 @@ class TestEnding:
         with Launcher(tmp_path / "log") as launcher:
             for name in ("torch", *ONE_OF_EACH):
                 wanted = asdict(settings(photos, name, device="emulated"))
-                wanted["device_speed"] = 10_000
+                wanted["gpu_images_per_s"] = 10_000
                 wanted |= {"cache": "as found", "images": 24}
                 measured = launcher.run("measure", settings=wanted, excluded=[])
                 assert measured["cache_proof"]["logical_read_bytes"] >= read_bytes, name

@@ -23,7 +23,7 @@ from labkit.parts.preprocessing import PREPROCESSORS, Preprocessor
 from labkit.parts.preprocessing.classification import classification
 from labkit.pipeline import open_loader
 from labkit.resolve import resolve
-from labkit.runs import checks
+from labkit.runs.check_equal_work import compare_work
 from tests.processes import PATIENCE_S
 
 Pair = collections.namedtuple("Pair", "image label")
@@ -137,7 +137,7 @@ class TestLabkitsLoader:
         monkeypatch.setitem(lab.PREPROCESSORS, "careless", careless)
         how = {"preprocessor": "careless", "batch_size": 8, "num_workers": 2, "device": "cpu"}
         base = completed(data=str(photos), **how)
-        verdicts = checks.compare_work(
+        verdicts = compare_work(
             {"torch": base, "threads": replace(base, loader="threads")}, "torch"
         )
         assert verdicts["torch"] == ("ok", "")

@@ -13,8 +13,7 @@ from labkit.machine import hardware
 from labkit.parts.decoding import DECODERS
 from labkit.parts.loading import LOADERS, load_with_torch
 from labkit.parts.preprocessing import PREPROCESSORS
-from labkit.runs import checks
-from labkit.settings import Settings
+from labkit.runs.check_equal_work import compare_work
 
 
 def settings(data, **changes):
@@ -28,14 +27,14 @@ def settings(data, **changes):
 def test_a_scaled_decoder_is_let_through_and_wrong_colors_are_not(photos, monkeypatch):
     whole = settings(photos)
     variants = {"whole": whole, "scaled": replace(whole, decoder="simplejpeg_scaled")}
-    assert checks.compare_work(variants, "whole") == dict.fromkeys(variants, ("ok", ""))
+    assert compare_work(variants, "whole") == dict.fromkeys(variants, ("ok", ""))
     scaled = DECODERS["simplejpeg_scaled"]
 
     def other_colors(jpeg, at_least_px):
         return scaled(jpeg, at_least_px=at_least_px)[..., ::-1].copy()
 
     monkeypatch.setitem(DECODERS, "simplejpeg_scaled", replace(scaled, function=other_colors))
-    status, reason = checks.compare_work(variants, "whole")["scaled"]
+    status, reason = compare_work(variants, "whole")["scaled"]
     assert status == "failed"
     assert "not the same work as whole: image must differ" in reason
 
@@ -50,7 +49,7 @@ def test_the_steps_of_the_textbook_do_the_same_work_and_other_crops_do_not(photo
     }
     steps = lab.experiment("textbook", **chosen).settings
     variants = {label: completed(**asdict(step)) for label, step in steps.items()}
-    assert checks.compare_work(variants, "textbook") == dict.fromkeys(variants, ("ok", ""))
+    assert compare_work(variants, "textbook") == dict.fromkeys(variants, ("ok", ""))
     part = PREPROCESSORS["classification_crop"]
 
     def of_another_epoch(sample, input_px):
@@ -59,7 +58,7 @@ def test_the_steps_of_the_textbook_do_the_same_work_and_other_crops_do_not(photo
     monkeypatch.setitem(
         PREPROCESSORS, "classification_crop", replace(part, function=of_another_epoch)
     )
-    status, reason = checks.compare_work(variants, "textbook")["with OpenCV"]
+    status, reason = compare_work(variants, "textbook")["with OpenCV"]
     assert status == "failed"
     assert "not the same work as textbook: image must differ" in reason
 
@@ -68,7 +67,7 @@ def test_pillow_and_opencv_may_average_a_crop_differently(photos):
     opencv = replace(settings(photos), preprocessor="classification_crop")
     variants = {"opencv": opencv}
     variants["pillow"] = replace(opencv, preprocessor="classification_crop_pillow")
-    assert checks.compare_work(variants, "opencv") == dict.fromkeys(variants, ("ok", ""))
+    assert compare_work(variants, "opencv") == dict.fromkeys(variants, ("ok", ""))
 
 
 # --- batches of another size --------------------------------------------------------------------
@@ -87,7 +86,7 @@ def test_batches_of_another_size_must_hold_the_same_images_and_pixels(photos, mo
     monkeypatch.setitem(LOADERS, "ids", reverse)
     decode = DECODERS["simplejpeg"]
     monkeypatch.setitem(DECODERS, "pixels", lambda jpeg: 255 - decode(jpeg))
-    verdicts = checks.compare_work(variants, "base")
+    verdicts = compare_work(variants, "base")
     assert verdicts["base"] == verdicts["other"] == ("ok", "")
     assert "not the same work as base: " in verdicts["ids"][1]
     assert "not the same work as base: image must differ" in verdicts["pixels"][1]
@@ -98,7 +97,7 @@ def test_batches_of_another_size_must_hold_the_same_images_and_pixels(photos, mo
 
 def test_a_batch_larger_than_memory_is_refused_before_it_is_made(photos):
     variants = {"small": settings(photos), "large": settings(photos, input_px=1 << 17)}
-    verdicts = checks.compare_work(variants, "small")
+    verdicts = compare_work(variants, "small")
     fitting = hardware.memory_bytes() // (3 * 4 << 34)
     assert verdicts["small"] == ("ok", "")
     assert verdicts["large"][0] == "failed"
@@ -107,14 +106,3 @@ def test_a_batch_larger_than_memory_is_refused_before_it_is_made(photos):
         r"memory \(.+B\), got 8 \(1\.\d TB\); use a smaller",
         verdicts["large"][1],
     )
-
-
-def test_fewer_workers_are_no_advice_where_the_gpus_memory_ran_out(photos):
-    error = RuntimeError("CUDA out of memory. Tried to allocate 20.00 GiB")
-    said = checks.out_of_memory(error, settings(photos))
-    assert said.startswith("batch_size must leave room in the GPU's memory, got 8 (393 KB a batch)")
-    assert "workers" not in said
-
-
-def test_memory_that_ran_out_in_an_operation_is_no_question_of_batches():
-    assert checks.out_of_memory(MemoryError("Unable to allocate 1 TiB"), Settings()) == ""

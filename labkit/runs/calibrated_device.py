@@ -1,0 +1,293 @@
+"""The calibrated device: how fast the simulated GPU of all runs on this machine computes.
+
+    reference pipeline, loading alone ─▶ calibration.json ─▶ `with_device`: settings with that speed
+
+The speed of a simulated device is part of the question, so no run chooses it anew: it is measured
+once for a machine, its data and an input size.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from labkit import units
+from labkit.analysis.statistics import paired_interval
+from labkit.contracts import Skip
+from labkit.files import bar, write_whole
+from labkit.machine import hardware
+from labkit.machine.clock import utc_now
+from labkit.parts.devices import DevicePart
+from labkit.records import Calibration
+from labkit.resolve import complete_here, find_part, find_profile, open_data, original
+from labkit.runs.active import single_run_lock
+from labkit.runs.process import Launcher
+from labkit.runs.store import explain_unwritable, fits
+from labkit.settings import INPUT_PX, Settings
+from labkit.steady_rate import fewest_batches
+
+FILE = "calibration.json"
+# The documents' 39 % need a device at least 1.64 times as fast as the loader (EVIDENCE 2).
+TIMES_THE_REFERENCE = 2
+# The documents' original pipeline; data and input size come from the run.
+REFERENCE = Settings(
+    decoder="opencv", preprocessor="loops", loader="torch", num_workers=2, batch_size=8,
+    cache="warm", device="cpu", step="nothing", pin_memory=False,
+)  # fmt: skip
+REFERENCE_IMAGES = 512  # a second's worth on most machines; epochs are repeated on faster ones
+PROCESS_S = 1.0
+WITHIN = 0.03  # half the 95 % interval of the mean, as a share of it
+LONGEST_S = 60.0
+LEAST_PROCESSES = 5  # an interval of fewer is narrow by chance too often
+
+
+Ask = Callable[..., Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibratedDevice:
+    """How fast the calibrated device trains, and what that was measured from."""
+
+    machine_id: str
+    manifest_hash: str
+    """The data's, as of `Reader.data_hash`."""
+    input_px: int
+    device_images_per_s: float
+    reference_images_per_s: float
+    """Mean loading rate of the reference pipeline."""
+    low: float
+    high: float
+    """The 95 % interval of that mean."""
+    processes: int
+    """How many measured it, each for about a second."""
+    measured_utc: str
+    reference: dict[str, Any]
+    """Settings of the reference pipeline."""
+
+    def __str__(self) -> str:
+        half = (self.high - self.low) / 2 / self.reference_images_per_s
+        advice = "close other programs and measure it again: labkit calibrate"
+        why = f"; not within {units.limit(WITHIN)}, {advice}" if half > WITHIN else ""
+        return (
+            f"simulated GPU of {units.rate(self.device_images_per_s)} at {self.input_px} px: "
+            f"{TIMES_THE_REFERENCE} × the reference's loading rate, "
+            f"{units.rate(self.reference_images_per_s)} ± {units.percent(half)} "
+            f"({self.processes} processes, {units.minute(self.measured_utc)})"
+            f"{why}"
+        )
+
+    __repr__ = __str__
+
+
+def calibrate(
+    data: str = Settings.data,
+    input_px: int = INPUT_PX,
+    *,
+    results: Path | str = "results",
+    progress: bool = True,
+) -> CalibratedDevice:
+    """Measure again how fast the simulated GPU computes, and keep that speed for all later runs.
+
+    It trains twice as many images per second as the documents' original pipeline loads on this
+    machine, with this data and input size.
+
+    Args:
+        data: a folder of images or its URL, as in `Settings`.
+        input_px: side of the model input; the documents' is 512.
+        results: folder that holds the results; takes calibration.json.
+        progress: show a bar.
+
+    Raises:
+        ValueError: the data cannot be read, or calibration.json is broken.
+        RuntimeError: another process calibrates, or another run is in progress in this one.
+        OSError: `results` cannot be written.
+
+    Source: EVIDENCE 2, A device that stays put.
+    """
+    settings = Settings(data=data, input_px=input_px)
+    return device_of(settings, results, progress=progress, anew=True)
+
+
+def is_calibrated(settings: Settings) -> bool:
+    """Return whether complete settings use the calibrated device, whose speed they do not say."""
+    is_simulated = find_part(DevicePart, settings.device).is_simulated
+    return is_simulated and find_profile(settings).compute_s_per_image is None
+
+
+def with_device(settings: Settings, calibration: Calibration) -> Settings:
+    """Return a variant's settings with the speed of the calibrated device, if they use it."""
+    if not is_calibrated(settings):
+        return settings
+    return replace(settings, gpu_images_per_s=calibration.calibrated_images_per_s)
+
+
+def device_of(
+    settings: Settings,
+    results: Path | str,
+    *,
+    ask: Ask | None = None,
+    cancel: threading.Event | None = None,
+    say: Callable[[str], None] = lambda line: None,
+    progress: bool = True,
+    anew: bool = False,
+) -> CalibratedDevice:
+    """Return the calibrated device of this machine, measuring it where none is kept.
+
+    Args:
+        settings: whose data and input_px count.
+        results: folder that holds the results.
+        ask: runs a job in a fresh process, as `Launcher.run`; None: one of its own.
+        cancel: set by another thread to stop a launcher of its own.
+        say: shows a sentence.
+        progress: show a bar.
+        anew: measure whatever is kept.
+
+    Raises:
+        ValueError: calibration.json is broken.
+        RuntimeError: another process calibrates, another run is in progress in this one, or the
+            data cannot be brought into memory here.
+        Cancelled: `cancel` was set.
+    """
+    path, machine_id = Path(results) / FILE, hardware.provenance().machine_id
+    data_hash = open_data(settings).data_hash
+    key = (machine_id, data_hash, settings.input_px)
+    known = read_devices(path.parent)
+    kept = next((each for each in known if _key(each) == key), None)
+    if kept and not anew:
+        return kept
+    if ask is None:
+        with single_run_lock(), Launcher(Path(os.devnull), cancel) as launcher:
+            return device_of(settings, results, ask=launcher.run, progress=progress, anew=anew)
+    with explain_unwritable(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(f"{path}.lock", timeout=0):
+            say(
+                "calibrating the simulated GPU, once for this machine, data and input size: "
+                "a minute at most"
+            )
+            if any(each.machine_id != machine_id for each in known):
+                say(f"{FILE} also holds speeds of other machines, which are not used here")
+            rates, reference = _reference_rates(settings, ask, progress, say)
+            low, high = paired_interval(rates)
+            device = CalibratedDevice(
+                machine_id=machine_id,
+                manifest_hash=data_hash,
+                input_px=settings.input_px,
+                device_images_per_s=TIMES_THE_REFERENCE * fmean(rates),
+                reference_images_per_s=fmean(rates),
+                low=low,
+                high=high,
+                processes=len(rates),
+                measured_utc=utc_now(),
+                reference=reference,
+            )
+            others = [asdict(each) for each in read_devices(path.parent) if _key(each) != key]
+            with explain_unwritable(path.parent):
+                write_whole(path, json.dumps([*others, asdict(device)], indent=1) + "\n")
+    except Skip as reason:
+        raise RuntimeError(
+            f"the simulated GPU cannot be calibrated here: {reason}; or set its speed, such as "
+            "--device-speed 200"
+        ) from reason
+    except Timeout:
+        raise RuntimeError(
+            f"another process calibrates the simulated GPU in {results}; wait until it is done, "
+            "and start again"
+        ) from None
+    return device
+
+
+def _reference_rates(
+    settings: Settings, ask: Ask, progress: bool, say: Callable[[str], None]
+) -> tuple[list[float], dict]:
+    """Measure the reference's loading rate in separate processes, and return its settings."""
+    as_it_is = original(settings)
+    reference = replace(
+        REFERENCE,
+        data=as_it_is.data,
+        packing=as_it_is.packing,
+        stored=as_it_is.stored,
+        input_px=settings.input_px,
+    )
+    reference = complete_here(reference)
+    which = {"start": 0, "stop": REFERENCE_IMAGES, "decoders": [reference.decoder]}
+    bad, _ = ask("find_bad_images", settings=reference, **which)
+    excluded = [index for index, _ in bad]
+    images = min(REFERENCE_IMAGES, len(open_data(settings))) - len(excluded)
+    # Few images still make enough batches.
+    most = images // fewest_batches(reference.num_workers)
+    batch_size = max(min(reference.batch_size, most), 1)
+    reference = replace(reference, images=max(images, 1), batch_size=batch_size)
+    rates: list[float] = []
+    began_s = time.monotonic()
+    form = "{desc} {percentage:3.0f}%|{bar:15}| {elapsed} of at most 01:00{postfix}"
+    with bar(
+        total=LONGEST_S, desc="calibrating the simulated GPU", disable=not progress, bar_format=form
+    ) as drawn:
+        while len(rates) < LEAST_PROCESSES or (
+            time.monotonic() - began_s < LONGEST_S and _half_share(rates) > WITHIN
+        ):
+            how = {"excluded": excluded, "seconds": PROCESS_S}
+            rate, why_none = ask("measure_rate", settings=reference, **how)
+            if why_none:
+                raise Skip(why_none)
+            rates.append(rate)
+            drawn.n = min(time.monotonic() - began_s, LONGEST_S)
+            if len(rates) > 1:
+                known = f"{units.rate(fmean(rates))} ±{_half_share(rates):.1%}"
+                drawn.set_postfix_str(known)
+                if not progress:  # a form has a line in place of the bar
+                    spent = f"{drawn.n:.0f} s of at most {LONGEST_S:.0f} s"
+                    say(f"calibrating the simulated GPU: {spent}, {known}")
+        drawn.n = drawn.total
+        drawn.refresh()
+    return rates, asdict(reference)
+
+
+def _half_share(rates: list[float]) -> float:
+    low, high = paired_interval(rates)
+    return (high - low) / 2 / fmean(rates)
+
+
+def _key(device: CalibratedDevice) -> tuple[str, str, int]:
+    return device.machine_id, device.manifest_hash, device.input_px
+
+
+def read_devices(results: Path | str) -> list[CalibratedDevice]:
+    """Read which calibrated devices are kept, of any machine.
+
+    Raises:
+        ValueError: it is not what `device_of` writes.
+    """
+    path = Path(results) / FILE
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        if fits(stored, list[CalibratedDevice]):
+            devices = [CalibratedDevice(**each) for each in stored]
+            if all(map(_is_possible, devices)):
+                return devices
+    except (FileNotFoundError, NotADirectoryError):  # writing it says what is wrong
+        return []
+    except (OSError, ValueError, RecursionError):
+        pass
+    raise ValueError(
+        f"{FILE} must be what `labkit calibrate` writes, got another file in {path.parent}; "
+        "remove it, and the device is measured again"
+    )
+
+
+def _is_possible(device: CalibratedDevice) -> bool:
+    rate, mean = device.device_images_per_s, device.reference_images_per_s
+    ordered = -math.inf < device.low <= mean <= device.high < math.inf
+    return ordered and rate == TIMES_THE_REFERENCE * mean > 0

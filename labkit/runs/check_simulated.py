@@ -1,0 +1,217 @@
+"""Check that simulated hardware does what its label says.
+
+    check_storages_and_links   disks and networks deliver the rates that they stand for
+    check_simulated_gpu        it is busy all the time with a loader that costs nothing
+
+A simulated disk takes seconds to prove its rates, so they are kept (`kept_checks`).  All else is
+checked in every run.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import median
+from typing import Any
+
+from labkit import units
+from labkit.analysis.simulated import describe_rate
+from labkit.contracts import Skip
+from labkit.machine.clock import SystemClock, utc_now
+from labkit.parts import storage
+from labkit.parts.devices import FREE_LOADER_MIN_AU
+from labkit.parts.storage.disks import MAX_ERROR_SHARE, Rate
+from labkit.parts.training import VECTORIZED
+from labkit.parts.training.exchange import LINK, Link
+from labkit.pipeline import build
+from labkit.records import ProvedRates, StagedStorage
+from labkit.resolve import find_profile, resolve
+from labkit.runs.active import ActiveRun
+from labkit.runs.kept_checks import KeptCheck, find_kept, hash_sources, keep
+from labkit.runs.process import TrialFailed, TrialKilled
+from labkit.runs.ranks import Ranks
+from labkit.runs.timing import time_epoch
+from labkit.settings import Settings
+
+RATE_TRIES = 3  # another program must not fail a disk with one moment's work
+RATE_S = 1.0  # each pattern of reads
+RATE_IMAGES = 512
+# The median counts, so that no single try decides.  On two cores it was 0.9997, also beside four
+# processes that computed all the time.
+GPU_TRIES = 5
+GPU_TRY_S = 0.15
+
+
+# --- disks and networks ---------------------------------------------------------------------
+
+
+def check_storages_and_links(run: ActiveRun) -> None:
+    """Let simulated disks and networks prove their rates, or drop their variants."""
+    storages = dict(run.info.storages)
+    for name, facts in run.info.storages.items():
+        labels = [label for label, its in run.remaining.items() if its.storage == name]
+        if labels and run.parts(labels[0]).storage.hardware.is_simulated:
+            storages[name] = replace(facts, **vars(_prove_disk(run, name, labels, facts)))
+    sharing: dict[str, list[str]] = {}  # link -> the variants that use it
+    for label, its in run.remaining.items():
+        if its.ranks > 1 and LINK.fullmatch(its.exchange):
+            sharing.setdefault(f"{its.exchange} between {its.ranks} ranks", []).append(label)
+    links = {
+        name: _prove_rates(run, "check_link", name, labels) for name, labels in sharing.items()
+    }
+    run.save(storages=storages, links=links)
+
+
+def _prove_disk(
+    run: ActiveRun, name: str, labels: Sequence[str], facts: StagedStorage
+) -> ProvedRates:
+    """Return what a simulated disk delivers, as an earlier run or this one measured it."""
+    settings, here = run.variants[labels[0]], run.info.provenance
+    results = run.folder.parents[1]
+    depends_on = {
+        "check": "rates",
+        "hardware": str(facts.hardware),
+        "data": run.info.data.manifest_hash,
+        "readers": settings.num_workers,
+        "start_method": settings.start_method,
+        "machine_id": here.machine_id,
+        "kernel": here.kernel,
+        "python": here.python,
+        "sources": hash_sources(storage),
+    }
+    if kept := find_kept(results, depends_on):
+        return ProvedRates(rates=tuple(kept.result), rates_checked_utc=kept.checked_utc)
+    proved = _prove_rates(run, "check_rates", name, labels)
+    if proved.rates:
+        rates, checked_utc = list(proved.rates), proved.rates_checked_utc
+        keep(results, KeptCheck(depends_on=depends_on, result=rates, checked_utc=checked_utc))
+    return proved
+
+
+def _prove_rates(run: ActiveRun, job: str, name: str, labels: Sequence[str]) -> ProvedRates:
+    """Return what was measured; without rates where its variants had to be dropped."""
+    try:
+        for _ in range(RATE_TRIES):
+            rates = run.ask(job, settings=run.variants[labels[0]], excluded=run.info.excluded)
+            off = [rate for rate in rates if rate["error_share"] > MAX_ERROR_SHARE]
+            if not off:
+                return ProvedRates(rates=tuple(rates), rates_checked_utc=utc_now())
+    except TrialKilled:
+        raise  # it says nothing of the hardware, and what is dropped here stays out for good
+    except (Skip, TrialFailed) as reason:
+        run.skip(labels, reason)
+        return ProvedRates()
+    run.skip(
+        labels,
+        f"{name} must deliver the rates it stands for within {units.percent(MAX_ERROR_SHARE)}, "
+        f"got {'; '.join(map(describe_rate, off))}; close other programs and run again",
+    )
+    return ProvedRates()
+
+
+def check_rates(
+    settings: Settings, excluded: frozenset[int] = frozenset(), seconds: float = RATE_S
+) -> list[dict[str, Any]]:
+    """Measure what a simulated disk delivers; call it in a process of its own.
+
+    Args:
+        settings: complete; the workers are the readers.
+        excluded: indices of unreadable images.
+        seconds: how long each pattern is measured.
+
+    Returns:
+        For each pattern (random, sequential, round trips, together): readers, unit (files, bytes,
+        requests), requested_per_s (None: as fast as this machine reads), delivered_per_s and
+        error_share; empty where nothing is simulated.
+
+    Raises:
+        Skip: it cannot be measured.
+    """
+    parts = resolve(settings)
+    reader = parts.reader
+    # The first ones: images that are not neighbours cannot be read in sequence.
+    ids = [i for i in range(min(len(reader), RATE_IMAGES)) if i not in excluded]
+    readers = max(1, settings.num_workers)
+    rates = parts.storage.measure(reader, ids, readers, settings.start_method, seconds)
+    return [rate.facts() for rate in rates]
+
+
+def check_link(settings: Settings, excluded: frozenset[int] = frozenset()) -> list[dict[str, Any]]:
+    """Measure what a modelled link between ranks delivers; as `check_rates`."""
+    link, delivered = Link(settings), []
+
+    def measure(ranks: Ranks) -> None:
+        ranks.meet()
+        delivered.append(link.measure())
+        ranks.meet()
+
+    with Ranks(settings, measure) as ranks:
+        measure(ranks)
+    rate = Rate(
+        pattern="to the other ranks",
+        unit="Mbit",
+        readers=0,
+        requested_per_s=link.bits_per_s / 1e6,
+        delivered_per_s=delivered[0] / 1e6,
+    )
+    return [rate.facts()]
+
+
+# --- the simulated GPU ----------------------------------------------------------------------
+
+
+def check_simulated_gpu(run: ActiveRun, settings: Settings) -> dict[str, Any]:
+    """Let the simulated GPU prove that it does not slow a training loop down itself.
+
+    It must be busy for `FREE_LOADER_MIN_AU` of the time with a loader that costs nothing, in the
+    median of `GPU_TRIES` tries.
+
+    Args:
+        run: the active run.
+        settings: the baseline's, complete, with `gpu_images_per_s` for a calibrated device.
+
+    Returns:
+        free_loader_au, the median share of the time in which it computed, and
+        free_loader_checked_utc.
+
+    Raises:
+        Skip: it does not reach `FREE_LOADER_MIN_AU`.
+
+    Source: EVIDENCE 2, Accelerator.
+    """
+    au = run.ask("free_loader_utilization", settings=settings)
+    if au < FREE_LOADER_MIN_AU:
+        step_s = find_profile(settings).compute_s_per_image * settings.batch_size
+        raise Skip(
+            f"the simulated GPU must reach {units.percent(FREE_LOADER_MIN_AU)} utilization with "
+            f"a free loader, got {units.percent(au)} in the median of {GPU_TRIES} tries with "
+            f"steps of {units.seconds(step_s)}; close other programs, or make the steps longer by "
+            "a larger batch_size, and run again"
+        )
+    return {"free_loader_au": au, "free_loader_checked_utc": utc_now()}
+
+
+def free_loader_utilization(settings: Settings) -> float:
+    """Measure the simulated GPU with a loader that costs nothing (EVIDENCE 2, Accelerator).
+
+    Returns:
+        Accelerator utilization, compute time over running time, in the median of the tries; what
+        is missing from 1 is the simulation's own.
+    """
+    import torch
+
+    clock = SystemClock()
+    # Without what the simulated training loop costs on purpose: a loss in a Python loop, a host
+    # that waits for the device before it launches the next step, or for a copy.
+    settings = replace(settings, loss=VECTORIZED, sync_every=0, pin_memory=True, ranks=1)
+    pipeline = build(settings, clock)
+    step_s = pipeline.parts.profile.compute_s_per_image * settings.batch_size
+    steps = max(1, round(GPU_TRY_S / step_s))
+    empty = {"sample_id": torch.zeros(settings.batch_size, dtype=torch.int64)}
+    time_epoch(replace(pipeline, loader=[empty]), clock)  # imports, once in a process
+    gc.collect()
+    gc.disable()  # as in trials
+    filled = replace(pipeline, loader=[empty] * steps)
+    tries = [time_epoch(filled, clock) for _ in range(GPU_TRIES)]
+    return median(epoch.compute_s / epoch.epoch_s for epoch, *_ in tries)

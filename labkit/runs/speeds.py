@@ -1,0 +1,79 @@
+"""Speeds of the device in a run: what a trial gets, and the speeds that cannot be had here.
+
+A variant's task may name its device's speed as a multiple of the baseline's loading rate (`x`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from labkit.contracts import Skip
+from labkit.resolve import find_profile
+from labkit.runs.active import ActiveRun
+from labkit.runs.calibrated_device import with_device
+from labkit.runs.check_simulated import check_simulated_gpu
+from labkit.settings import Settings
+
+
+def trial_settings(run: ActiveRun, label: str) -> Settings:
+    """Return what a trial of epochs gets: the images of an epoch and the device's speed, too."""
+    settings = with_device(run.variants[label], run.info.calibration)
+    if (x := run.info.x_of(label)) and run.info.facts_of(label).is_simulated:
+        rate = x * run.info.calibration.load_images_per_s
+        settings = replace(settings, gpu_images_per_s=rate)
+    if isinstance(settings.gpu_images_per_s, float):
+        rate = _at_batch_size(settings, settings.gpu_images_per_s, run.baseline.batch_size)
+        settings = replace(settings, gpu_images_per_s=rate)
+    return replace(settings, images=run.info.calibration.images)
+
+
+def _at_batch_size(settings: Settings, images_per_s: float, given_for: int) -> float:
+    """Return the speed of a variant's device, images/s, from that in batches of another size."""
+    if settings.batch_size == given_for:
+        return images_per_s
+    profile = replace(find_profile(settings), batch_size=given_for)
+    return settings.batch_size / profile.step_s(settings.batch_size)
+
+
+def check_speeds(run: ActiveRun) -> None:
+    """Leave out the speeds that the device cannot have here."""
+    groups: dict[float, list[str]] = {}
+    for label in run.remaining:
+        if x := run.info.x_of(label):
+            groups.setdefault(x, []).append(label)
+    if groups and not run.baseline_facts.is_simulated:
+        _slow_down(run, groups)
+        return
+    for x in sorted(groups, reverse=True):
+        try:
+            check_simulated_gpu(run, trial_settings(run, groups[x][0]))
+            return  # the slower ones are easier
+        except Skip as reason:
+            run.skip(groups[x], reason)
+
+
+def _slow_down(run: ActiveRun, groups: Mapping[float, Sequence[str]]) -> None:
+    """Let a real device train on each batch several times, so that it comes close to each x."""
+    fastest = run.info.calibration.device_images_per_s / run.info.calibration.load_images_per_s
+    near: dict[int, list[float]] = {}  # times -> the x that it is the nearest to
+    for x in groups:
+        near.setdefault(round(fastest / x), []).append(x)
+    chosen = {
+        min(found, key=lambda x: abs(math.log(fastest / times / x))): times
+        for times, found in near.items()
+        if times > 1
+    }
+    for x, labels in groups.items():
+        if x not in chosen:
+            why = f"not reachable: this GPU trains {fastest:.2g} × as fast as the baseline loads"
+            if x < fastest:
+                why = "no closer speed: each batch can only be trained on a whole number of times"
+            run.skip(labels[::-1], why)  # the baseline last: without it the others have no reason
+    slower = {
+        label: replace(run.variants[label], step_repeats=times)
+        for x, times in chosen.items()
+        for label in groups[x]
+    }
+    run.save(variants={**run.variants, **slower})

@@ -1,0 +1,37 @@
+"""Errors of memory that is used up, as one line with what to do."""
+
+import pytest
+import torch
+from small import completed
+
+from labkit.runs.reasons import is_out_of_gpu_memory, out_of_memory
+from labkit.settings import Settings
+
+
+def test_fewer_workers_are_no_advice_where_the_gpus_memory_ran_out(photos):
+    error = RuntimeError("CUDA out of memory. Tried to allocate 20.00 GiB")
+    said = out_of_memory(error, completed(data=str(photos), batch_size=8))
+    assert said.startswith("batch_size must leave room in the GPU's memory, got 8 (393 KB a batch)")
+    assert "workers" not in said
+
+
+def test_memory_that_ran_out_in_an_operation_is_no_question_of_batches():
+    assert out_of_memory(MemoryError("Unable to allocate 1 TiB"), Settings()) == ""
+
+
+@pytest.mark.parametrize(
+    ("error", "is_memory"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`"), True),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), True),
+        (RuntimeError("CUDA out of memory"), True),
+        (RuntimeError("CUDA error: out of memory"), True),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), False),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried 1 TB"), False),
+        (MemoryError("Unable to allocate 1 TiB"), False),
+    ],
+    ids=str,
+)
+def test_the_gpus_memory_is_told_from_the_hosts_and_from_other_errors(error, is_memory):
+    assert is_out_of_gpu_memory(error) is is_memory
