@@ -26,8 +26,8 @@ from statistics import fmean, stdev, variance
 import labkit as lab
 from benchmarks import frame
 from labkit import units
+from labkit.analysis.rows import Row
 from labkit.analysis.statistics import paired_interval
-from labkit.analysis.summary import Row
 from labkit.files import bar
 
 EXPERIMENTS = ("preprocessing", "combined", "storage", "prefetching")

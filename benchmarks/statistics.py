@@ -20,8 +20,9 @@ from scipy import stats
 
 from benchmarks import frame
 from labkit import units
-from labkit.analysis.statistics import ALPHA, DELTA, detectable_share, p_value
-from labkit.analysis.summary import Row, Summary, summarize
+from labkit.analysis.rows import Row
+from labkit.analysis.statistics import ALPHA, DELTA, detectable_share
+from labkit.analysis.summary import Summary, summarize
 from labkit.records import Data, Epoch, Provenance, RunInfo, Trial
 from labkit.runs.schedule import next_trials
 from labkit.settings import Settings
@@ -148,7 +149,7 @@ def excludes(row: Row, ratio: float) -> bool:
 
 def differs(row: Row) -> bool:
     """Whether the test at the row's own level, Holm included, finds a difference."""
-    return p_value([math.log(ratio) for ratio in row.ratios]) <= row.level
+    return row.compared.p_value <= row.level
 
 
 # --- what is shown -------------------------------------------------------------------------

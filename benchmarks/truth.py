@@ -24,7 +24,7 @@ from pathlib import Path
 import labkit as lab
 from benchmarks import frame
 from labkit import units
-from labkit.analysis.summary import Row
+from labkit.analysis.rows import Row
 from labkit.files import bar
 from labkit.machine.page_cache import can_evict
 

@@ -11,7 +11,7 @@ import math
 import sys
 import textwrap
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -213,7 +213,7 @@ def _show(run: lab.Run) -> int:
 def _table(options: Options) -> None:
     run = lab.find_run(options.run, options.results)
     if options.json:
-        print(_json([asdict(row) for row in run.summary.rows]))
+        print(_json(run.summary.records()))
     else:
         print(run.table(detail=True).T.to_string() if options.detail else run.table())
 

@@ -1,6 +1,7 @@
 """What benchmarks conclude from measurements, which themselves take minutes."""
 
 import json
+import math
 import subprocess
 import sys
 from argparse import Namespace
@@ -15,9 +16,11 @@ from benchmarks.diagnosis import Outcome
 from benchmarks.environments import judge
 from benchmarks.environments.places import Done
 from benchmarks.environments.residency import resident_share
-from labkit.analysis.summary import Row
+from labkit.analysis.compare import Comparison
+from labkit.analysis.rows import Row
 from labkit.parts.devices import EmulatedDevice, Profile
 from tests.fake_clock import FakeClock
+from tests.fakes import fake_trial
 
 
 def test_a_missed_limit_is_printed_saved_and_the_exit_status(tmp_path, capsys):
@@ -84,16 +87,23 @@ def test_every_name_of_a_right_remedy_is_right():
     assert [one.right["first remedy"] for one in outcomes] == [True, True, True, False, False]
 
 
+def fake_row(time):
+    """Three blocks whose log-ratios have a standard deviation of 1 %: an interval of ±2.5 %."""
+    log_ratios = tuple(math.log(time) + apart for apart in (-0.01, 0.0, 0.01))
+    return Row(
+        variant="v",
+        status="ok",
+        trials=tuple(fake_trial("v", block) for block in range(3)),
+        compared=Comparison(log_ratios=log_ratios),
+    )
+
+
 @pytest.mark.parametrize(
     ("shift", "held", "spread"), [(1.0, True, True), (1.02, True, False), (1.1, False, False)]
 )
 def test_runs_must_agree_as_their_intervals_promise(shift, held, spread):
-    def row(x):
-        return Row(variant="v", status="ok", normalized_time=x, ci_low=x / 1.05, ci_high=x * 1.05,
-                   s=0.01, blocks=3)  # fmt: skip
-
     times = [0.7, 0.701, 0.7, 0.702, 0.7 * shift, 0.7, 0.701 * shift, 0.7 * shift]
-    variant = repeat.Repeated("v", tuple(map(row, times)), row(0.7))
+    variant = repeat.Repeated("v", tuple(map(fake_row, times)), fake_row(0.7))
     (holds, _), (spreads, _), _, _ = repeat.judge([variant])
     assert (holds, spreads) == (held, spread)
 
@@ -103,11 +113,7 @@ def test_runs_must_agree_as_their_intervals_promise(shift, held, spread):
     [(0.72, True, False), (0.8, False, False), (1.1, False, True)],
 )
 def test_full_mode_must_measure_what_quick_mode_does(full, is_close, is_turned):
-    def row(x):
-        return Row(variant="v", status="ok", normalized_time=x, ci_low=x / 1.05, ci_high=x * 1.05,
-                   s=0.01, blocks=3)  # fmt: skip
-
-    variant = repeat.Repeated("v", (row(0.7), row(0.71), row(0.69)), row(full))
+    variant = repeat.Repeated("v", (fake_row(0.7), fake_row(0.71), fake_row(0.69)), fake_row(full))
     _, _, (close, _), (kept, _) = repeat.judge([variant])
     assert (close, not kept) == (is_close, is_turned)
 

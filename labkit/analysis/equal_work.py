@@ -1,5 +1,6 @@
-"""Equal work: whether all variants deliver the same batches, before and after the timing.
+"""Equal work: whether variants do the same, by their settings and by what they deliver.
 
+    settings what a variant leaves out or does besides                ─▶ `is_floor`, `other_work`
     before   one batch of each variant, pixel by pixel                ─▶ `difference`
     after    every epoch's last images: ids, means of their entries ┐
              the last loss of a real training, or the first loss    ┴─▶ `unequal_work`
@@ -17,6 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from labkit.analysis.cache_state import other_cache
 from labkit.contracts import RESIZED_TOLERANCE, ArraySpec
 from labkit.records import AnyTrial, Facts, RunInfo, Trial
 from labkit.settings import Settings
@@ -59,6 +61,46 @@ SAME_PIXELS = ("decoder", "preprocessor", "storage_format")
 SAME_PIXELS_OUTSIDE = (*SAME_PIXELS, "loader")
 SAME_ROUNDING = ("precision", "memory_format")
 SAME_SUMS = ("device", "torch_threads", "loss")
+# Settings on which the rate of a real device with the model alone depends.
+STEP = (
+    "step", "gpu_slowdown", "loss", "precision", "memory_format", "input_px", "batch_size",
+    "ranks", "exchange",
+)  # fmt: skip
+# What a training loop does beside its steps: setting -> its value where it does nothing.
+BESIDE = {"checkpoint_every": 0, "report_every": 0, "metrics": "none", "progress_bar": "none"}
+
+
+def is_floor(facts: Facts, baseline: Facts) -> bool:
+    """Return whether a variant does only part of its baseline's work, which is never judged.
+
+    Args:
+        facts: of the variant.
+        baseline: of what it is divided by; where it leaves out the same, that is the question, as
+            of what a loop does beside its steps.
+    """
+    return bool(facts.leaves_out - baseline.leaves_out)
+
+
+def other_work(info: RunInfo, variant: str, baseline: str) -> str:
+    """Return how a variant's work or cache differs from the baseline's; '' where it may win."""
+    settings, base = info.variants[variant], info.variants[baseline]
+    facts = info.facts_of(variant)
+    if is_floor(facts, info.facts_of(baseline)):
+        return "it does only part of the work"
+    if _does_more(settings, base):
+        return "its loop does more than the baseline's, so its time is noise"
+    if facts.steps_short:
+        return "it leaves out a step of each epoch"
+    if (settings.shuffle, settings.subset) != (base.shuffle, base.subset):
+        return "it trains on other images or in another order"
+    return other_cache(settings, base, facts)
+
+
+def _does_more(settings: Settings, baseline: Settings) -> bool:
+    return any(
+        getattr(settings, name) != nothing == getattr(baseline, name)
+        for name, nothing in BESIDE.items()
+    )
 
 
 def difference(

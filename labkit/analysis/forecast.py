@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from labkit import units
+from labkit.analysis.equal_work import is_floor
 from labkit.analysis.statistics import ALPHA, detectable_share
-from labkit.analysis.summary import Summary, is_floor
+from labkit.analysis.summary import Summary
 from labkit.records import Facts
 from labkit.settings import MODES, Settings
 
@@ -84,7 +85,7 @@ def forecast(
     baseline = next(iter(baselines))
     times_s = []
     if last is not None and last.mode == mode:
-        times_s = [sum(epochs_s) for row in last.rows for epochs_s in row.epochs_s]
+        times_s = [trial.time_s for row in last.rows for trial in row.trials]
     timed = bool(trial_s or epoch_s or times_s)
     if trial_s is None:
         epochs_s = variants[baseline].epochs * (epoch_s or epoch_share * chosen.epoch_s)

@@ -1,6 +1,6 @@
 """Compare what was measured with what a document published, in words that have a direction.
 
-    a published time ("0.661") or a direction ("faster") ─ compare() ─▶ one of `WORDS`
+    a published time ("0.661") or a direction ("faster") ─ agreement() ─▶ one of `WORDS`
     the words of many comparisons ─ answer() ─▶ one sentence
 
 Tables, charts, claims and reports take the words from here.  What was simulated stands beside
@@ -11,13 +11,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from labkit import units
-from labkit.analysis.statistics import DELTA, NO_DIFFERENCE, REAL_BUT_SMALL
-
-if TYPE_CHECKING:
-    from labkit.analysis.summary import Row
+from labkit.analysis.compare import NO_DIFFERENCE, REAL_BUT_SMALL
+from labkit.analysis.rows import Row
+from labkit.analysis.statistics import DELTA
 
 MATCHES = "as published"
 SAVES_MORE = "saves more than published"
@@ -49,7 +47,7 @@ WORDS = {
 }
 
 
-def compare(
+def agreement(
     expected: float | str,
     ratio: float,
     low: float,
@@ -73,7 +71,7 @@ def compare(
         One of `WORDS`.
     """
     if isinstance(expected, str):
-        return _compare_direction(expected, ratio, verdict)
+        return _direction(expected, ratio, verdict)
     if high - low > abs(1 - expected):
         return INCONCLUSIVE
     if low / (1 + DELTA) <= expected <= high * (1 + DELTA):
@@ -90,7 +88,7 @@ def compare(
     return SAVES_LESS if is_real else SAVES_LESS_IF_ANY
 
 
-def _compare_direction(expected: str, ratio: float, verdict: str) -> str:
+def _direction(expected: str, ratio: float, verdict: str) -> str:
     """Compare a verdict with a predicted one; any difference that is real has its direction."""
     if verdict == REAL_BUT_SMALL and expected != NO_DIFFERENCE:
         verdict = "faster" if ratio < 1 else "slower"

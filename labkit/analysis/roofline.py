@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from labkit import units
+from labkit.analysis.rows import Row
 from labkit.analysis.statistics import ratio_interval
-from labkit.analysis.summary import Row, Summary, log_times, ratios
+from labkit.analysis.summary import Summary
 
 ALONE = "loading alone"
 
@@ -78,19 +79,19 @@ def pipelines(summary: Summary) -> tuple[Pipeline, ...]:
     return tuple(_pipeline(summary, name, speeds) for name, speeds in found.items())
 
 
-def steady_rate(row: Row) -> float | None:
+def steady_speed(row: Row) -> float | None:
     """Return the steady images per second of a variant, the geometric mean over blocks."""
-    log_times_s = log_times(row, "steady").values()
-    return math.exp(-fmean(log_times_s)) if log_times_s else None
+    logs = row.steady_log_times.values()
+    return math.exp(-fmean(logs)) if logs else None
 
 
 def published_takes(summary: Summary) -> dict[str, str]:
     """Return how fast a loader and a GPU each published time needs, in words by variant."""
     alone = {row.name: row for row in summary.rows if row.group == ALONE}
-    base = next(filter(summary.is_baseline, alone.values()), None)
+    base = next((row for row in alone.values() if row.is_baseline), None)
     found = {}
     for name, row in alone.items() if base else ():
-        compared = ratios(summary, [(row, base)], "steady").get((row.variant, base.variant))
+        compared = summary.compare([(row, base)], steady=True).get((row.variant, base.variant))
         if compared is None or row.published is None or row.published >= 1:
             continue
         here, times = f"{1 / compared.ratio:.2f}", f"{1 / row.published:.2f} times as fast"
@@ -112,10 +113,10 @@ def _pipeline(summary: Summary, name: str, speeds: Sequence[Speed]) -> Pipeline:
 
 
 def _speed(row: Row, device_images_per_s: float) -> Speed:
-    low, high = ratio_interval([-log_s for log_s in log_times(row, "steady").values()])
+    low, high = ratio_interval([-log_s for log_s in row.steady_log_times.values()])
     return Speed(
         device_images_per_s=device_images_per_s,
-        images_per_s=steady_rate(row),
+        images_per_s=steady_speed(row),
         low=low,
         high=high,
         row=row,

@@ -1,9 +1,9 @@
-"""Intervals, tests and verdicts over paired log-ratios.
+"""Intervals and tests over paired log-ratios; `compare` makes verdicts of them.
 
 A log-ratio compares a variant with the baseline of the same block: ln T minus the mean of ln A1
 and ln A2.  Pairing within a block cancels the machine's drift.
 
-Source: EVIDENCE section 1 (estimator, noise floor, minimum detectable effect, verdicts).
+Source: EVIDENCE section 1 (estimator, minimum detectable effect).
 """
 
 from __future__ import annotations
@@ -16,12 +16,6 @@ ALPHA = 0.05
 # The smallest practical difference; fixed before any run.
 DELTA = 0.03
 POWER = 0.8
-# How much the baseline's two runs may differ.  Their mean is the denominator, so a difference of b
-# moves it by b/2: DELTA/2 between the two moves a normalized time by 0.75 %.
-MAX_AA_DIFFERENCE = DELTA / 2
-UNSTABLE = "machine unstable"
-NO_DIFFERENCE = "no practical difference"
-REAL_BUT_SMALL = "real but small"
 OUTER_FENCE = 3.0  # Tukey: beyond 3 interquartile ranges is "far out"
 
 
@@ -73,36 +67,6 @@ def log_ratio(time_s: float, base_s: Sequence[float]) -> float:
         base_s: the baseline's seconds in that block, A1 and A2.
     """
     return math.log(time_s) - fmean(map(math.log, base_s))
-
-
-def is_stable(aa: Sequence[float]) -> bool:
-    """Return whether the baseline's two runs agree.
-
-    They do not where the whole 95 % interval of A2/A1 is further than `MAX_AA_DIFFERENCE` from 1.
-
-    Args:
-        aa: one ln(A2/A1) per block; below two, nothing speaks against it.
-    """
-    if len(aa) < 2:
-        return True
-    low, high = paired_interval(aa)
-    margin = math.log1p(MAX_AA_DIFFERENCE)
-    return low <= margin and high >= -margin
-
-
-def blind_below(aa: Sequence[float]) -> float:
-    """Return the log-ratio below which the machine's noise hides effects; 0 where it is quiet.
-
-    That is half the width of the 95 % interval of A2/A1, where it is more than `DELTA`.
-
-    Args:
-        aa: one ln(A2/A1) per block; below two, nothing is known.
-    """
-    if len(aa) < 2:
-        return 0.0
-    low, high = paired_interval(aa)
-    half = (high - low) / 2
-    return half if half > math.log1p(DELTA) else 0.0
 
 
 def outliers(d: Sequence[float]) -> tuple[int, ...]:
@@ -208,49 +172,3 @@ def blocks_needed(s: float, alpha: float) -> int:
     # At 5 % the quantiles add up to 2.8; two more blocks pay for not knowing s.
     both = NormalDist().inv_cdf(1 - alpha / 2) + NormalDist().inv_cdf(POWER)
     return math.ceil((both * s / DELTA) ** 2 + 2)
-
-
-def judge(
-    log_ratios: Sequence[Sequence[float]], *, stable: bool, blind: float
-) -> list[tuple[float, str]]:
-    """Judge variants together, so that all their verdicts share one error rate.
-
-    Differences and equivalences are each tested at Holm's levels.
-
-    Args:
-        log_ratios: of each variant one log-ratio per block, at least two.
-        stable: the baseline's two runs agree.
-        blind: as of `blind_below`; equivalence and smaller effects are inconclusive then.
-
-    Returns:
-        For each variant the level of its test for a difference, and its verdict: machine unstable,
-        no practical difference, faster, slower, real but small, or inconclusive.
-    """
-    different = [p_value(d) for d in log_ratios]
-    equivalent = [equivalence_p_value(d) for d in log_ratios]
-    levels = holm(different)
-    tests = zip(log_ratios, different, levels, equivalent, holm(equivalent))
-    return [
-        (
-            level,
-            _verdict(
-                d,
-                p <= level and abs(fmean(d)) >= blind,
-                p_equivalent <= equivalence_level and not blind,
-            )
-            if stable
-            else UNSTABLE,
-        )
-        for d, p, level, p_equivalent, equivalence_level in tests
-    ]
-
-
-def _verdict(d: Sequence[float], is_different: bool, is_equivalent: bool) -> str:
-    """Return the first verdict that holds, in EVIDENCE's order."""
-    if is_equivalent:
-        return NO_DIFFERENCE
-    if not is_different:
-        return "inconclusive"
-    if abs(fmean(d)) < math.log1p(DELTA):
-        return REAL_BUT_SMALL
-    return "faster" if fmean(d) < 0 else "slower"

@@ -2,11 +2,11 @@
 
     trials ─ cache state proved ─ machine undisturbed ─ baseline complete ─▶ valid
 
-A trial whose cache state is not what its label says is left out.  A block in which the machine was
-disturbed (EVIDENCE 1: steal, other programs, swapping) is marked with the reason and the variant.
-It is left out where enough other blocks remain for verdicts; otherwise it counts, and there are no
-verdicts.  Nothing here looks at a time: dropping rows after seeing the times could make any result.
-Variants that did other work than the baseline are found in `equal_work`.
+A trial whose cache state is not what its label says is left out (`cache_state`).  A block in which
+the machine was disturbed (EVIDENCE 1: steal, other programs, swapping) is marked with the reason
+and the variant.  It is left out where enough other blocks remain for verdicts; otherwise it counts,
+and there are no verdicts.  Nothing here looks at a time: dropping rows after seeing the times could
+make any result.  Variants that did other work than the baseline are found in `equal_work`.
 """
 
 from __future__ import annotations
@@ -14,16 +14,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean
 from typing import Any, TypeVar
 
 from labkit import units
-from labkit.contracts import CACHED_WITHIN, COLD_MAX_SHARE, WARM_MIN_SHARE
-from labkit.records import AnyTrial, Facts, RunInfo, Trial
+from labkit.analysis.cache_state import cache_violation
+from labkit.records import AnyTrial, RunInfo, Trial
 from labkit.settings import MIN_JUDGED_BLOCKS, MODES
 
 T = TypeVar("T")
-NO_FACTS = Facts()
 # EVIDENCE 1, "Estimator": the only reasons for which a block is left out.
 MAX_STEAL_SHARE = 0.02
 # Of the machine's cores, other programs may take a tenth: with more, they compete for cores, caches
@@ -37,12 +35,6 @@ MAX_OTHER_GPU_SHARE = 0.05
 # The kernel counts in hundredths of a second: of a block, trials shorter than this are judged
 # together.
 MIN_JUDGED_S = 1.0
-# Of the files' bytes a cold trial must fetch most from its device, a warm one next to none: whole
-# pages, directories and programs blur it.
-COLD_MIN_DEVICE_SHARE = 0.8
-WARM_MAX_DEVICE_SHARE = 0.1
-# A page of a library that is faulted in brings its neighbours along (300 KB were measured).
-PROGRAM_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +47,8 @@ class ValidTrials:
     """Variant -> block -> its run; baselines left out."""
     disturbed: dict[int, str]
     """Block -> in which variant's trial the machine was disturbed, and by what."""
+    judged: bool
+    """Whether enough undisturbed blocks remain for verdicts, and mode and order allow them."""
     are_disturbed_left_out: bool
     """Whether disturbed blocks are missing above: where enough others remain for verdicts."""
     left_out_base_runs: dict[str, dict[int, list[AnyTrial]]]
@@ -76,6 +70,14 @@ class ValidTrials:
         """The blocks that verdicts may rest on."""
         return self.blocks - self.disturbed.keys()
 
+    def trials_of(self, variant: str, group: str) -> tuple[AnyTrial, ...]:
+        """Return a variant's trials that count; a baseline's are those of its group."""
+        return _trials_of(variant, self.runs, self.base_runs[group])
+
+    def left_out_of(self, variant: str, group: str) -> tuple[AnyTrial, ...]:
+        """Return a variant's trials in disturbed blocks that are left out, likewise."""
+        return _trials_of(variant, self.left_out_runs, self.left_out_base_runs[group])
+
 
 def valid_trials(info: RunInfo, trials: Sequence[AnyTrial]) -> ValidTrials:
     """Return the trials that count.
@@ -84,7 +86,6 @@ def valid_trials(info: RunInfo, trials: Sequence[AnyTrial]) -> ValidTrials:
         info: of the run.
         trials: the run's rows in the order they were written, of any status.
     """
-    mode = MODES.get(info.mode)
     # A block repeated after a crash counts once, the first time.
     measured: dict[tuple[str, int, str], AnyTrial] = {}
     for trial in trials:
@@ -101,20 +102,33 @@ def valid_trials(info: RunInfo, trials: Sequence[AnyTrial]) -> ValidTrials:
         else:
             proved[key] = trial
     base_runs, runs = _in_complete_blocks(info, proved)
-    disturbed, left_out = disturbed_blocks(measured.values(), cores_of(info)), set[int]()
-    if mode is not None and mode.judged and info.shuffled:
-        if len(_complete(base_runs) - disturbed.keys()) >= MIN_JUDGED_BLOCKS:
-            left_out = {*disturbed}
+    disturbed = disturbed_blocks(measured.values(), cores_of(info))
+    mode, n_undisturbed = MODES.get(info.mode), len(_complete(base_runs) - disturbed.keys())
+    # A fixed order confounds a variant with its place in it: nothing to judge.
+    is_for_verdicts = mode is not None and mode.judged and info.shuffled
+    judged = is_for_verdicts and n_undisturbed >= MIN_JUDGED_BLOCKS
+    left_out: set[int] = {*disturbed} if judged else set()
     return ValidTrials(
         base_runs=_choose(base_runs, lambda block: block not in left_out),
         runs=_choose(runs, lambda block: block not in left_out),
         disturbed=disturbed,
+        judged=judged,
         are_disturbed_left_out=bool(left_out),
         left_out_base_runs=_choose(base_runs, left_out.__contains__),
         left_out_runs=_choose(runs, left_out.__contains__),
         swapping=swapping_variants(measured.values()),
         cache_violations={name: tuple(reasons) for name, reasons in cache_violations.items()},
     )
+
+
+def _trials_of(
+    variant: str,
+    runs: Mapping[str, Mapping[int, AnyTrial]],
+    base_runs: Mapping[int, list[AnyTrial]],
+) -> tuple[AnyTrial, ...]:
+    if variant in runs:
+        return tuple(runs[variant].values())
+    return tuple(trial for both in base_runs.values() for trial in both)
 
 
 def _complete(base_runs: Mapping[str, Mapping[int, list[AnyTrial]]]) -> set[int]:
@@ -160,58 +174,6 @@ def _in_complete_blocks(
 def cores_of(info: RunInfo) -> int:
     """Return the cores of the machine that a run was measured on; 0 where they are unknown."""
     return info.provenance.cpu_count or info.provenance.cores or 0
-
-
-def cache_violation(trial: Trial, facts: Facts = NO_FACTS) -> str:
-    """Return why a trial's cache state is not what its label says; empty where it is proved.
-
-    Residency is looked at before the epochs, and the device's bytes over all of them.  One of the
-    two suffices as proof; where neither is known, a trial is not known to be cold.  Where a
-    percentage was to be in memory, residency is looked at before every epoch, and has to be known.
-    """
-    proof = trial.cache_proof
-    wanted, before = trial.labels.get("cache"), proof.get("resident_share_before")
-    fetched, files = proof.get("device_read_bytes"), proof.get("file_bytes")
-    # A resident batch was read before the epochs: no byte of them shows.
-    is_known = fetched is not None and files and not facts.repeats_one_batch
-    from_device = fetched / files if is_known else None
-    if (percent := trial.settings.get("cached")) is not None:
-        shares = shares_before(trial)
-        if None in shares:
-            return f"not known to be {wanted}: memory could not be looked at"
-        for number, share in enumerate(shares, 1):
-            if not math.isclose(share, percent / 100, rel_tol=0, abs_tol=CACHED_WITHIN):
-                held = units.percent(share)
-                return f"not {wanted}: {held} of the data was in memory before epoch {number}"
-        missing = sum(1 - share for share in shares)
-        if from_device is not None and from_device < COLD_MIN_DEVICE_SHARE * missing:
-            came, lacked = units.percent(from_device / missing), "of what memory lacked"
-            return f"not {wanted}: only {came} {lacked} came from disk"
-    if wanted == "cold":
-        if before is not None and before > COLD_MAX_SHARE:
-            return f"not cold: {units.percent(before)} of the files were in memory"
-        # Where memory cannot be looked at, the bytes alone are the proof.
-        least = 1 - COLD_MAX_SHARE if before is None else COLD_MIN_DEVICE_SHARE
-        if from_device is not None and from_device < least:
-            return f"not cold: only {units.percent(from_device)} of the files' bytes came from disk"
-        if before is None and from_device is None:
-            return "not known to be cold: neither memory nor the disk's bytes could be looked at"
-    if wanted == "warm":
-        after = proof.get("resident_share_after")
-        for share, when in ((before, "before"), (after, "after the epochs")):
-            if share is not None and share < WARM_MIN_SHARE:
-                return f"not warm: {units.percent(share)} of the files were in memory {when}"
-        # Where memory can be looked at, that is the better proof: programs are read, too.
-        most_bytes = WARM_MAX_DEVICE_SHARE * (files or 0) + PROGRAM_BYTES
-        if before is None and from_device is not None and fetched > most_bytes:
-            return f"not warm: {units.percent(from_device)} of the files' bytes came from disk"
-    return ""
-
-
-def shares_before(trial: Trial) -> list[float | None]:
-    """Return the shares of the data that memory was measured to hold before epochs."""
-    proof = trial.cache_proof
-    return proof.get("resident_shares_before") or [proof.get("resident_share_before")]
 
 
 def disturbed_blocks(trials: Iterable[AnyTrial], cores: int) -> dict[int, str]:
@@ -331,17 +293,3 @@ def disturbed_note(disturbed: Mapping[int, str], *, left_out: bool) -> str:
     done = "disturbed, left out of the verdicts" if left_out else "disturbed"
     blocks = "; ".join(f"block {block + 1}, {why}" for block, why in disturbed.items())
     return f"{units.count(len(disturbed), 'block')} {done}: {blocks}"
-
-
-def a_over_a(valid: ValidTrials) -> list[float]:
-    """Return ln(A2/A1) of every block, the mean of its groups; nothing where it ran once.
-
-    A block counts once, whatever its groups: they share what disturbs them.
-    """
-    found: dict[int, list[float]] = {}
-    for blocks in valid.base_runs.values():
-        for block, runs in blocks.items():
-            if len(runs) == 2:
-                log_ratio = math.log(runs[1].time_s / runs[0].time_s)
-                found.setdefault(block, []).append(log_ratio)
-    return [fmean(found[block]) for block in sorted(found)]

@@ -7,15 +7,12 @@ over the variants keeps the chance of a winner among equals below 5 %.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection
 
-from labkit.analysis.statistics import holm, p_value
-from labkit.analysis.summary import Row, Summary
-from labkit.settings import Settings
-
-# What a training loop does beside its steps: setting -> its value where it does nothing.
-BESIDE = {"checkpoint_every": 0, "report_every": 0, "metrics": "none", "progress_bar": "none"}
+from labkit.analysis.equal_work import other_work
+from labkit.analysis.rows import Row
+from labkit.analysis.statistics import holm
+from labkit.analysis.summary import Summary
 
 
 def winner(summary: Summary, among: Collection[str] | None = None) -> Row | None:
@@ -48,7 +45,8 @@ def passed_over(summary: Summary) -> dict[str, str]:
 
 def why_not(summary: Summary, row: Row) -> str:
     """Return why a variant with a normalized time below 1 cannot win, or ''."""
-    return other_work(summary, row) or _unproved(summary, row)
+    unequal = other_work(summary.info, row.variant, summary.baseline)
+    return unequal or _unproved(summary, row)
 
 
 def _unproved(summary: Summary, row: Row) -> str:
@@ -59,44 +57,13 @@ def _unproved(summary: Summary, row: Row) -> str:
         return "its 95 % interval does not end below 1"
     if summary.judged:
         return "" if row.verdict == "faster" else f"its verdict is {row.verdict or 'missing'}"
-    others = [other for other in summary.rows[1:] if len(other.ratios) > 1]
+    others = [other for other in summary.rows[1:] if other.blocks > 1]
     others = [other for other in others if not summary.is_floor(other.variant)]
-    p_values = [p_value([math.log(ratio) for ratio in one.ratios]) for one in others]
+    p_values = [other.compared.p_value for other in others]
     if p_values[others.index(row)] > holm(p_values)[others.index(row)]:
         return f"with {len(others)} variants compared, chance explains its interval"
     return ""
 
 
-def other_work(summary: Summary, row: Row) -> str:
-    """Return how a variant's work or cache differs from the baseline's; '' where it may win."""
-    settings, baseline = _settings(summary, row)
-    facts = summary.facts(row.variant)
-    if summary.is_floor(row.variant):
-        return "it does only part of the work"
-    if _does_more(settings, baseline):
-        return "its loop does more than the baseline's, so its time is noise"
-    if facts.steps_short:
-        return "it leaves out a step of each epoch"
-    if (settings.shuffle, settings.subset) != (baseline.shuffle, baseline.subset):
-        return "it trains on other images or in another order"
-    if settings.cached != baseline.cached:
-        return "memory held another share of its data than of the baseline's"
-    # A cold start needs nothing in memory; data far away has no cache state here.
-    if settings.cache not in (baseline.cache, "cold") and not facts.stays_in_memory:
-        return f"it began with cache {settings.cache}, the baseline with {baseline.cache}"
-    return ""
-
-
 def _below_1(summary: Summary) -> list[Row]:
     return [row for row in summary.rows[1:] if (row.normalized_time or 1) < 1]
-
-
-def _does_more(settings: Settings, baseline: Settings) -> bool:
-    return any(
-        getattr(settings, name) != nothing == getattr(baseline, name)
-        for name, nothing in BESIDE.items()
-    )
-
-
-def _settings(summary: Summary, row: Row) -> list[Settings]:
-    return [summary.info.variants[name] for name in (row.variant, summary.baseline)]

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from labkit import install, units
+from labkit.analysis.compare import REAL_BUT_SMALL, UNSTABLE, Comparison
 from labkit.analysis.published import (
     CONFIRMED,
     INCONCLUSIVE,
@@ -30,13 +31,14 @@ from labkit.analysis.published import (
     SAVES_MORE,
     TAKES_LESS,
     TAKES_LONGER,
+    agreement,
     bound,
-    compare,
 )
 from labkit.analysis.roofline import published_takes
+from labkit.analysis.rows import Row
 from labkit.analysis.simulated import beside_the_loader, simulated, simulated_hardware
-from labkit.analysis.statistics import DELTA, REAL_BUT_SMALL, UNSTABLE
-from labkit.analysis.summary import Ratio, Row, Summary, ratios
+from labkit.analysis.statistics import DELTA
+from labkit.analysis.summary import Summary
 from labkit.experiments.device_speeds import SUFFIX
 from labkit.machine import gpu, hardware
 from labkit.records import RunInfo
@@ -208,16 +210,13 @@ class _Evidence:
         return {row.name if is_one else row.variant: row for row in self.summary.rows}
 
     @cached_property
-    def ratios(self) -> dict[tuple[str, str], Ratio]:
-        """(variant, against) -> ratio; against the baseline as the run itself has it."""
+    def compared(self) -> dict[tuple[str, str], Comparison]:
+        """(variant, against) -> comparison; against the baseline as the run itself has it."""
         found = {
-            (name, ""): Ratio(
-                ratio=row.normalized_time, low=row.ci_low, high=row.ci_high,
-                blocks=row.blocks, verdict=row.verdict,
-            )
+            (name, ""): row.compared
             for name, row in self.rows.items()
-            if row.normalized_time is not None
-        }  # fmt: skip
+            if row.normalized_time is not None and not row.is_baseline
+        }
         name = self.run.info.experiment
         asked = [c for claim in CLAIMS for c in claim.contrasts if c.experiment == name]
         pairs = dict.fromkeys((c.variant, c.against) for c in asked if c.against)
@@ -226,9 +225,9 @@ class _Evidence:
             for variant, against in pairs
             if {variant, against} <= self.rows.keys()
         ]
-        measured = ratios(self.summary, wanted, "total")
+        measured = self.summary.compare(wanted)
         names = {row.variant: name for name, row in self.rows.items()}
-        return found | {(names[a], names[b]): ratio for (a, b), ratio in measured.items()}
+        return found | {(names[a], names[b]): each for (a, b), each in measured.items()}
 
 
 def _answer(claim: Claim, evidence: Mapping[str, _Evidence]) -> dict[str, Any]:
@@ -363,7 +362,7 @@ def _judge_one(claim: Claim, contrast: Contrast, evidence: _Evidence | None) -> 
         "x": None, "ratio": None, "low": None, "high": None, "verdict": "",
     }  # fmt: skip
     key = contrast.variant, contrast.against
-    ratio = None if evidence is None else evidence.ratios.get(key)
+    compared = None if evidence is None else evidence.compared.get(key)
     if evidence is None and gpu.nvidia_driver()[1] < contrast.gpus:
         answer = Answer(NOT_TESTABLE, _not_testable(claim))
     elif evidence is None:
@@ -373,11 +372,11 @@ def _judge_one(claim: Claim, contrast: Contrast, evidence: _Evidence | None) -> 
         pass
     elif contrast.judge:
         answer = JUDGES[contrast.judge](contrast, evidence)
-    elif ratio is None:
+    elif compared is None:
         answer = _not_run("no block has both")
     else:
-        answer = _say_ratio(claim, contrast, evidence, ratio)
-        found |= {name: getattr(ratio, name) for name in ("ratio", "low", "high", "verdict")}
+        answer = _say_ratio(claim, contrast, evidence, compared)
+        found |= {name: getattr(compared, name) for name in ("ratio", "low", "high", "verdict")}
     return found | {"group": answer.group, "answer": answer.text}
 
 
@@ -407,25 +406,28 @@ def _why_missing(contrast: Contrast, evidence: _Evidence) -> Answer | None:
     return None
 
 
-def _say_ratio(claim: Claim, contrast: Contrast, evidence: _Evidence, ratio: Ratio) -> Answer:
-    rows, expected, verdict = _compared(contrast, evidence), contrast.expected, ratio.verdict
-    figures = units.normalized(ratio.ratio)
-    if ratio.low is not None:
-        figures += f" {units.interval(ratio.low, ratio.high)}"
+def _say_ratio(
+    claim: Claim, contrast: Contrast, evidence: _Evidence, compared: Comparison
+) -> Answer:
+    rows, expected, verdict = _compared(contrast, evidence), contrast.expected, compared.verdict
+    measured = compared.ratio, compared.low, compared.high, verdict
+    figures = units.normalized(compared.ratio)
+    if compared.low is not None:
+        figures += f" {units.interval(compared.low, compared.high)}"
     if isinstance(expected, float):
         figures += f" measured, {units.normalized(expected)} published"
     if not verdict:
-        blocks = min(ratio.blocks, evidence.summary.n_undisturbed)
+        blocks = min(compared.blocks, evidence.summary.n_undisturbed)
         return _say(figures, rows, unjudged=_why_unjudged(evidence.run.info, blocks))
     if verdict == UNSTABLE:
         return _say(figures, rows, f"{UNSTABLE}, no verdict", UNDECIDED)
     if isinstance(expected, float):
-        word = compare(expected, ratio.ratio, ratio.low, ratio.high, verdict, rows[0])
+        word = agreement(expected, *measured, rows[0])
         if word == OUT_OF_REACH:
             figures += f"; {bound(rows[0])}, the document saved {units.whole_percent(1 - expected)}"
         return _say(figures, rows, word)
     words = [
-        compare(one, ratio.ratio, ratio.low, ratio.high, verdict) if one else ""
+        agreement(one, *measured) if one else ""
         for one in ([expected] if isinstance(expected, str) else expected)
     ]
     if isinstance(expected, str) and expected:
@@ -495,7 +497,7 @@ def _conditions(rows: Sequence[Row]) -> str:
         said += [*([] if said else devices), x]
     if any(hardware.how == "unconfirmed" for row in rows for hardware in row.hardware):
         said.append("unconfirmed storage")
-    if "warm" in rows[0].labels.get("cache", "").split(" / "):
+    if "warm" in rows[0].cache.split(" / "):
         said.append("warm cache")
     return f" ({', '.join(said)})" if said else ""
 
@@ -574,11 +576,7 @@ def cheapest_workers(contrast: Contrast, evidence: _Evidence) -> Answer:
 def most_groups(contrast: Contrast, evidence: _Evidence) -> Answer:
     """Count the groups in which a variant is faster than their baseline; most is more than half."""
     summary, name = evidence.summary, contrast.variant
-    rows = [
-        row
-        for row in summary.rows
-        if row.name == name and row.ratios and not summary.is_baseline(row)
-    ]
+    rows = [row for row in summary.rows if row.name == name and row.ratios and not row.is_baseline]
     if not rows:
         return _not_run(f"this run has no group with {name} and another baseline")
     if not any(row.verdict for row in rows):
@@ -603,10 +601,8 @@ JUDGES: dict[str, Callable[[Contrast, _Evidence], Answer]] = {
 
 def _phases(row: Row) -> dict[str, float]:
     """Divide the epochs among what the host did; the device's wait belongs to its computing."""
-    epochs_s = [epoch_s for trial in row.epochs_s for epoch_s in trial]
-    startup = row.startup_s * len(epochs_s) / sum(epochs_s)
     return {
-        "waiting for batches": row.wait_share + startup,
+        "waiting for batches": row.wait_share + row.startup_share,
         "transfer": row.transfer_share,
         "forward and backward": row.step_share + row.sync_share,
     }

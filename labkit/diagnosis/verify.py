@@ -7,17 +7,16 @@ Source: EVIDENCE 1, "Design" and "Estimator".
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
-from labkit.analysis.statistics import log_ratio, ratio_interval
+from labkit.analysis.compare import Comparison
+from labkit.analysis.statistics import log_ratio
 from labkit.diagnosis import loaders
 from labkit.diagnosis.measure import (
     LONGEST_S,
@@ -115,9 +114,10 @@ def _with_times(
 ) -> Remedy:
     if not took_s:
         return remedy
-    ratios = [log_ratio(time_s, base) for time_s, base in zip(took_s, base_s)]
-    low, high = ratio_interval(ratios)
-    return replace(remedy, measured=math.exp(fmean(ratios)), ci_low=low, ci_high=high)
+    log_ratios = tuple(log_ratio(time_s, base) for time_s, base in zip(took_s, base_s))
+    compared = Comparison(log_ratios=log_ratios)
+    low, high = compared.interval
+    return replace(remedy, measured=compared.ratio, ci_low=low, ci_high=high)
 
 
 def _applied(loop: Loop, remedy: Remedy, stack: ExitStack) -> tuple[Iterable, Callable]:

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from labkit.analysis.equal_work import STEP, is_floor
 from labkit.analysis.roofline import ALONE
-from labkit.analysis.summary import STEP, is_floor
 from labkit.parts.devices import DevicePart
 from labkit.records import EPOCHS, ROOFLINE
 from labkit.resolve import find_part, gather_facts

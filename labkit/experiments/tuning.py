@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from labkit import units
+from labkit.analysis.rows import Row
 from labkit.analysis.simulated import warnings
 from labkit.analysis.statistics import DELTA
-from labkit.analysis.summary import Row
 from labkit.contracts import Cancelled
 from labkit.machine import hardware
 from labkit.resolve import complete_here

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from labkit import units
+from labkit.analysis.rows import Row
 from labkit.analysis.simulated import warnings
-from labkit.analysis.summary import Row
 from labkit.experiments.storage import memory
 from labkit.machine import hardware
 from labkit.records import ReadCounts

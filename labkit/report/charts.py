@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from labkit import units
+from labkit.analysis.describe import epoch_bars
 from labkit.analysis.roofline import Pipeline, pipelines
-from labkit.analysis.simulated import SIMULATED_GPU, beside_the_loader, simulated_hardware, warnings
-from labkit.analysis.summary import Row, Summary, epoch_bars
+from labkit.analysis.rows import Row
+from labkit.analysis.simulated import beside_the_loader, simulated_hardware, warnings
+from labkit.analysis.summary import Summary
 from labkit.diagnosis.timeline import Band, Timeline
 from labkit.report import words
 from labkit.report.bars import (
@@ -100,7 +102,7 @@ def times(summary: Summary) -> Figure:
     """
     if summary.has_groups:
         return _times_of_groups(summary)
-    rows = [_times_row(summary, row) for row in summary.rows]
+    rows = [_times_row(row) for row in summary.rows]
     return _on_one_axis(rows, summary.rows, *around(summary))
 
 
@@ -140,7 +142,7 @@ def _times_of_groups(summary: Summary) -> Figure:
         grid = figure.add_gridspec(len(names), len(columns), height_ratios=list(most.values()))
         for (name, column), (group, rows) in zip(places, groups.items()):
             axes = figure.add_subplot(grid[names.index(name), columns.index(column)])
-            bars = [_row_of_group(summary, row) for row in rows]
+            bars = [_row_of_group(row) for row in rows]
             _draw_times(axes, bars, _axis_end(rows), size=9)
             # A long name would reach into the next column's.
             said = wrap(group, 24) if column == columns[0] else column
@@ -150,7 +152,7 @@ def _times_of_groups(summary: Summary) -> Figure:
             if column != columns[0]:
                 axes.tick_params(labelleft=False)
             drawn += bars
-            texts = describe_rows([_times_row(summary, row) for row in rows])
+            texts = describe_rows([_times_row(row) for row in rows])
             shown += [
                 text if row.normalized_time is None else f"{text}, {units.seconds(row.time_s)}"
                 for text, row in zip(texts, rows)
@@ -170,28 +172,27 @@ def _place_of_group(summary: Summary, group: str, rows: Sequence[Row]) -> tuple[
     return str(task["operation"]), f"{task['width_px']}×{task['height_px']}"
 
 
-def _times_row(summary: Summary, row: Row) -> BarRow:
+def _times_row(row: Row) -> BarRow:
     if row.normalized_time is None:
         return BarRow(name=row.variant, reason=words.reason(row))
-    is_baseline = summary.is_baseline(row)
     interval = None if row.ci_low is None else (row.ci_low, row.ci_high)
     notes = [units.interval(*interval)] if interval else []
     bar = Bar(
         length=row.normalized_time,
-        look="baseline" if is_baseline else row.verdict if row.verdict in LOOKS else "other",
+        look="baseline" if row.is_baseline else row.verdict if row.verdict in LOOKS else "other",
         dots=row.ratios,
         outliers=row.outliers,
         interval=interval,
-        published=None if is_baseline else row.published,  # the baseline's is 1 by definition
+        published=None if row.is_baseline else row.published,  # the baseline's is 1 by definition
         value=units.normalized(row.normalized_time),
         notes=[*notes, row.verdict] if row.verdict else notes,
     )
     return BarRow(name=row.variant, bars=(bar,))
 
 
-def _row_of_group(summary: Summary, row: Row) -> BarRow:
+def _row_of_group(row: Row) -> BarRow:
     """Show the time in place of the normalized one, and no reasons: there is no room."""
-    drawn = _times_row(summary, row)
+    drawn = _times_row(row)
     bars = [replace(bar, value=units.seconds(row.time_s), notes=()) for bar in drawn.bars]
     return BarRow(name=row.name, bars=bars, reason="" if bars else row.status)
 
@@ -228,7 +229,7 @@ def overview(summaries: Sequence[Summary]) -> Figure | None:
     rows = []
     stood_in: dict[str, Any] = {}
     for summary, row in found:
-        drawn = _times_row(summary, row)
+        drawn = _times_row(row)
         word = words.agreement(summary, row)
         # The verdict is in the words already, or is the same word.
         said = [word or row.verdict or "no verdict"]
@@ -238,7 +239,7 @@ def overview(summaries: Sequence[Summary]) -> Figure | None:
         rows.append(replace(drawn, name=f"{experiment}: {row.variant}", bars=bars))
         x = beside_the_loader([row])
         for name, details in simulated_hardware([row]).items():
-            beside = f" ({x})" if x and name == SIMULATED_GPU else ""
+            beside = f" ({x})" if x and name == "simulated GPU" else ""
             what = f"{name}, {details}".rstrip(", ")
             stood_in.setdefault(what, {})[f"{experiment}{beside}"] = None
     answer = words.answer(summaries).removesuffix(".")
@@ -292,7 +293,7 @@ def compare(runs: Sequence[StoredRun]) -> Figure:
         about = filter(None, [words.origin(summary), *words.plain_labels(summary)])
         title.append(Line(" · ".join(about), color=SOFT_INK))
         for row in summary.rows:
-            rows.append(replace(_times_row(summary, row), name=f"{number}: {row.variant}"))
+            rows.append(replace(_times_row(row), name=f"{number}: {row.variant}"))
             found.append(row)
     return _on_one_axis(rows, found, title, "")
 
@@ -363,7 +364,7 @@ def speeds(summary: Summary) -> Figure:
     compared = summary.at_speeds
     shown = [SHOWN]
     for one in compared.values():
-        shown += describe_rows([_times_row(one, row) for row in one.rows])
+        shown += describe_rows([_times_row(row) for row in one.rows])
     with page() as figure:
         handles = _draw_speeds(figure.add_subplot(), compared)
         title = around(summary)
@@ -382,7 +383,7 @@ def _draw_speeds(axes: Axes, compared: Mapping[float, Summary]) -> list[Artist]:
     points: dict[str, list[tuple[float, Row]]] = {}
     for x, summary in compared.items():
         for row in summary.rows:
-            if row.normalized_time is not None and not summary.is_baseline(row):
+            if row.normalized_time is not None and not row.is_baseline:
                 points.setdefault(row.name, []).append((x, row))
     every = [row for found in points.values() for _, row in found]
     highest = max([1.0, *(row.normalized_time for row in every)])
@@ -466,7 +467,7 @@ def curve(summary: Summary) -> Figure:
     """
     found = find_series(summary)
     shown = [SHOWN]
-    shown += describe_rows([_times_row(summary, row) for _, row in chain(*found.values())])
+    shown += describe_rows([_times_row(row) for _, row in chain(*found.values())])
     for points in found.values():
         if limit := _negligible_from(points):
             cheap = next(row.variant for steps, row in points if steps == limit)

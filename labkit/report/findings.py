@@ -11,14 +11,16 @@ from dataclasses import replace
 from typing import Any
 
 from labkit import units
+from labkit.analysis.describe import epoch_bars
+from labkit.analysis.equal_work import other_work
 from labkit.analysis.roofline import ALONE, pipelines
+from labkit.analysis.rows import Row
 from labkit.analysis.simulated import warnings
-from labkit.analysis.summary import Row, epoch_bars, ratios
-from labkit.analysis.winner import other_work, winner
+from labkit.analysis.winner import winner
 from labkit.experiments.combined import SINGLE_EFFECTS
 from labkit.machine import hardware
 from labkit.parts.training.exchange import LINK, NO_SYNC, NOOP
-from labkit.records import Cost, ReadCounts, Trial
+from labkit.records import Cost, ReadCounts
 from labkit.report.table import Table, Tables
 from labkit.report.words import check_baseline, not_measured, reason
 from labkit.runs.store import StoredRun
@@ -61,13 +63,12 @@ def savings(run: StoredRun, *, epochs: int, images: int) -> Table:
     cache_bytes = CACHE_SHARE * (run.info.provenance.memory_bytes or hardware.memory_bytes())
     fits = data_bytes <= cache_bytes
     # All trials of a run have equally many images.
-    counts = (t.epochs[0].images for t in run.trials if isinstance(t, Trial) and t.epochs)
-    scale = images / next(counts)
+    scale = images / next(trial.epochs[0].images for trial in run.trials if trial.epochs)
 
     cells, base_s, extrapolated = [], None, []
     for row in summary.rows:
         first_s = later_s = total_s = None
-        if row.epochs_s:
+        if row.trials:
             # Workers are started once an epoch, whatever it holds.
             first_s, *later = (
                 bar.startup_s + scale * (bar.mean_s - bar.startup_s) for bar in epoch_bars(row)
@@ -114,14 +115,15 @@ def _why_left_out(row: Row, run: StoredRun, *, fits: bool) -> str:
     """Return why a variant is not extrapolated, "" where it is."""
     if why := reason(row):
         return why
-    if row.normalized_time < 1 and (why := other_work(run.summary, row)):
-        return why
+    if row.normalized_time < 1:
+        if why := other_work(run.info, row.variant, run.summary.baseline):
+            return why
     if fits:
         return ""
     if run.summary.facts(row.variant).stays_in_memory:
         return "the full data set does not fit into memory"
-    if row.labels.get("cache") != "cold":
-        cache = row.labels.get("cache", "warm")
+    if row.cache != "cold":
+        cache = row.cache or "warm"
         return f"measured {cache}, but the full data set does not fit into memory; run it cold"
     return ""
 
@@ -129,7 +131,7 @@ def _why_left_out(row: Row, run: StoredRun, *, fits: bool) -> str:
 def _not_counted(row: Row, run: StoredRun) -> str:
     if run.summary.facts(row.variant).stays_in_memory:
         return "without the copy into memory"
-    return "" if row.labels.get("cache") == "cold" else "without the first, cold epoch"
+    return "" if row.cache == "cold" else "without the first, cold epoch"
 
 
 # --- speeds of a device -----------------------------------------------------------------
@@ -220,7 +222,7 @@ def _from_bandwidth(networks: Sequence[tuple[float, float]]) -> str:
 def _against_memory(run: StoredRun) -> Table | None:
     """Compare media in memory with warm disks."""
     variants = run.info.variants
-    rows = [row for row in run.summary.rows if row.epochs_s and row.variant in variants]
+    rows = [row for row in run.summary.rows if row.trials and row.variant in variants]
     in_memory = [row for row in rows if run.summary.facts(row.variant).stays_in_memory]
     pairs = [
         (row, disk)
@@ -228,22 +230,22 @@ def _against_memory(run: StoredRun) -> Table | None:
         for disk in rows
         # A row that is labelled warm was measured to be: its trials count only then.
         if disk not in in_memory
-        and disk.labels.get("cache") == "warm"
+        and disk.cache == "warm"
         and _differ_only_in_medium(variants[disk.variant], variants[row.variant])
     ]
-    found = ratios(run.summary, pairs, "total")
+    found = run.summary.compare(pairs)
     cells = []
     for row, disk in pairs:
-        if ratio := found.get((row.variant, disk.variant)):
+        if compared := found.get((row.variant, disk.variant)):
             pages = [row.swapped_pages, disk.swapped_pages]
             cells.append(
                 {
                     "variant": row.variant,
                     "divided by": disk.variant,
-                    "ratio": ratio.ratio,
-                    "ci_low": ratio.low,
-                    "ci_high": ratio.high,
-                    "verdict": ratio.verdict,
+                    "ratio": compared.ratio,
+                    "ci_low": compared.low,
+                    "ci_high": compared.high,
+                    "verdict": compared.verdict,
                     "swapped_pages": None if None in pages else sum(pages),
                 }
             )
@@ -356,28 +358,32 @@ def _combinations(run: StoredRun) -> Table | None:
             parts += [loads.get((storage, preprocessor)), computes.get(preprocessor)]
         predicted = [*_compose(list(map(_time, singles))), _max_model(*map(_time, parts))]
         missing = "to predict, run all variants in full mode" if None in [*singles, *parts] else ""
-        cells.append(_predicted(row.variant, row, predicted, reason(row) or missing))
+        measured = row.normalized_time, row.ci_low, row.ci_high
+        cells.append(_predicted(row.variant, *measured, predicted, reason(row) or missing))
     for label, times in SINGLE_EFFECTS.items():
         if (row := rows.get(label)) and row.published:
-            published = Row(variant="", status="ok", normalized_time=row.published)
+            measured = row.published, None, None
             predicted, remark = [*_compose([*times.values()]), None], "single runs, no interval"
-            cells.append(_predicted(f"published: {label}", published, predicted, remark))
+            cells.append(_predicted(f"published: {label}", *measured, predicted, remark))
     return Table(cells)
 
 
 def _predicted(
-    variant: str, row: Row, predicted: Sequence[float | None], remark: str
+    variant: str,
+    measured: float | None,
+    low: float | None,
+    high: float | None,
+    predicted: Sequence[float | None],
+    remark: str,
 ) -> dict[str, Any]:
     inside = [
-        name
-        for name, x in zip(MODELS, predicted)
-        if None not in (x, row.ci_low) and row.ci_low <= x <= row.ci_high
+        name for name, x in zip(MODELS, predicted) if None not in (x, low) and low <= x <= high
     ]
     return {
         "variant": variant,
-        "measured": row.normalized_time,
-        "ci_low": row.ci_low,
-        "ci_high": row.ci_high,
+        "measured": measured,
+        "ci_low": low,
+        "ci_high": high,
         **dict(zip(MODELS, predicted)),
         "inside_interval": ", ".join(inside),
         "remark": remark,

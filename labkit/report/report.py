@@ -185,7 +185,7 @@ def overview(runs: Sequence[StoredRun]) -> dict[str, Any]:
     said, published = words.answer(summaries), words.beside_the_documents(summaries)
     n = len({one["run"] for one in best})
     saving = f"Of {len(runs)} runs, {n} {'shows' if n == 1 else 'show'} a saving."
-    are_judged = any(row.agreement for _, row in published)
+    are_judged = any(summary.agreement(row) for summary, row in published)
     return {
         "answer": said if are_judged else f"{saving} {said}".strip(),
         "chart": charts.overview(summaries),

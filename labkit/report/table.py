@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Sequence
-from dataclasses import asdict
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -19,9 +18,10 @@ import pandas as pd
 from pandas.io.formats.style import Styler
 
 from labkit import units
-from labkit.analysis.roofline import steady_rate
+from labkit.analysis.roofline import steady_speed
+from labkit.analysis.rows import Row
 from labkit.analysis.simulated import warnings
-from labkit.analysis.summary import Row, Summary
+from labkit.analysis.summary import Summary
 from labkit.report import words
 from labkit.report.text_table import text_table
 from labkit.runs.operation_trials import LOOK_UPS, SAMPLE
@@ -114,10 +114,8 @@ def table(summary: Summary, detail: bool = False) -> Table | pd.DataFrame:
     """
     names = ["group", "variant"] if summary.has_groups else ["variant"]
     if detail:
-        left_out = {
-            "labels", "hardware", "epochs_s", "startups_s", "in_blocks", "steady_rates", "group",
-        } - {*names}  # fmt: skip
-        numbers = pd.DataFrame(map(asdict, summary.rows)).drop(columns=list(left_out))
+        left_out = [name for name in ("labels", "hardware", "group") if name not in names]
+        numbers = pd.DataFrame(summary.records()).drop(columns=left_out)
         labels = [row.labels | _hardware(row) for row in summary.rows]
         return numbers.join(pd.DataFrame(labels)).set_index(names)
     return Table(
@@ -150,7 +148,7 @@ def _cells(summary: Summary, row: Row) -> dict[str, str]:
         column = "time per image"
     time = {column: units.seconds(row.time_s), **_beside_a_sample(summary, row)}
     if summary.kind == "roofline":
-        time = {"steady speed": units.rate(steady_rate(row))}
+        time = {"steady speed": units.rate(steady_speed(row))}
     published = {"published": words.published(summary, row)}
     if not summary.has_groups:
         return {"variant": row.variant, **time, **measured, **published, **verdict}

@@ -11,11 +11,13 @@ from collections import Counter
 from collections.abc import Sequence
 
 from labkit import units
+from labkit.analysis import cache_state
 from labkit.analysis import published as documents
+from labkit.analysis.compare import UNSTABLE
 from labkit.analysis.roofline import Pipeline, pipelines, published_takes
+from labkit.analysis.rows import Row
 from labkit.analysis.simulated import beside_the_loader, describe_rate, simulated
-from labkit.analysis.statistics import UNSTABLE
-from labkit.analysis.summary import Row, Summary, ratios
+from labkit.analysis.summary import Summary
 from labkit.analysis.winner import passed_over, winner
 from labkit.experiments.device_speeds import SUFFIX
 from labkit.machine import hardware
@@ -46,9 +48,9 @@ def conditions(summary: Summary) -> str:
 def how_measured(summary: Summary) -> list[str]:
     """Return the mode, the blocks that count, and what is special about the run."""
     blocks = units.count(summary.n_blocks, "block")
-    if summary.disturbed:
-        left_out = ", left out" if summary.are_disturbed_left_out else ""
-        blocks += f", {len(summary.disturbed)} disturbed{left_out}"
+    if summary.valid.disturbed:
+        left_out = ", left out" if summary.valid.are_disturbed_left_out else ""
+        blocks += f", {len(summary.valid.disturbed)} disturbed{left_out}"
     parts = [f"{summary.mode} mode", blocks]
     if summary.judged and not summary.stable:
         parts.append(f"{UNSTABLE}, no verdicts")
@@ -85,9 +87,10 @@ def other_images(summary: Summary) -> list[str]:
 
 def noise_floor(summary: Summary) -> str:
     """Return how far two trials of the baseline differ: "same code twice: +0.4 % (−4 to +6 %)"."""
-    if summary.aa_ratio is None:
+    floor = summary.noise_floor
+    if not floor.blocks:
         return ""
-    return f"same code twice: {units.change(summary.aa_ratio, summary.aa_low, summary.aa_high)}"
+    return f"same code twice: {units.change(floor.ratio, floor.low, floor.high)}"
 
 
 def checks(summary: Summary) -> list[str]:
@@ -164,7 +167,7 @@ def _is_the_same_code(summary: Summary, row: Row) -> bool:
 
 def bound(summary: Summary) -> list[str]:
     """Return how far faster loading can shorten the epoch here; nothing where it is not known."""
-    base = next((row for row in summary.rows if summary.is_baseline(row)), None)
+    base = next((row for row in summary.rows if row.is_baseline), None)
     if summary.x is None or summary.has_groups or base.normalized_time is None:
         return []
     if any(its.ranks > 1 for its in summary.info.variants.values()):
@@ -280,7 +283,7 @@ def beside_the_documents(summaries: Sequence[Summary]) -> list[tuple[Summary, Ro
         if summary.protocol == CORRECTED
         for compared in summary.comparisons
         for row in compared.rows
-        if row.published is not None and not summary.is_baseline(row)
+        if row.published is not None and not row.is_baseline
     ]
 
 
@@ -291,7 +294,7 @@ def answer(summaries: Sequence[Summary]) -> str:
         for summary, row in beside_the_documents(summaries)
         if row.normalized_time is not None
     ]
-    said = documents.answer([row.agreement for _, row in measured])
+    said = documents.answer([summary.agreement(row) for summary, row in measured])
     what = simulated([row for summary, own in measured for row in (summary.rows[0], own)])
     return f"{said.removesuffix('.')} ({what})." if what else said
 
@@ -302,10 +305,10 @@ def agreement(summary: Summary, row: Row) -> str:
     Returns:
         "saves more than published · simulated GPU"; empty where nothing is judged.
     """
-    if not row.agreement:
+    word = summary.agreement(row)
+    if not word:
         return ""
-    base = next(r for r in summary.rows if summary.is_baseline(r) and r.group == row.group)
-    word = row.agreement
+    base = next(r for r in summary.rows if r.is_baseline and r.group == row.group)
     if word == documents.OUT_OF_REACH:
         word += f": {documents.bound(base)}"
     return " · ".join(filter(None, [word, simulated([base, row])]))
@@ -323,7 +326,7 @@ def proofs(summary: Summary) -> list[str]:
         if row.normalized_time is None:
             continue
         noise = "" if row.mde is None else f"smallest detectable effect {units.percent(row.mde)}"
-        if summary.is_baseline(row):
+        if row.is_baseline:
             noise = "" if summary.has_groups else noise_floor(summary)
         parts = [
             f"{row.blocks} of {n} blocks" if row.blocks < n else "",
@@ -344,7 +347,7 @@ def proof(row: Row) -> tuple[str, str, str]:
     Returns:
         "0.0 % (cold)" (before epoch 1), "50.0 %" (of the bytes of all epochs), "0".
     """
-    cache, share = row.labels.get("cache", ""), row.resident_share_before
+    cache, share = row.cache, row.resident_share_before
     in_memory = UNKNOWN if share is None else units.percent(share)
     read = UNKNOWN if row.device_read_share is None else units.percent(row.device_read_share)
     swapped = UNKNOWN if row.swapped_pages is None else units.count(row.swapped_pages)
@@ -363,14 +366,12 @@ def _disturbed(row: Row) -> str:
 
 def _cache(row: Row) -> str:
     """Return the cache state with its measurement; "warm, not verified" without one."""
-    cache, before, read = row.labels.get("cache", ""), row.resident_share_before, 0.0
+    cache, before, read = row.cache, row.resident_share_before, row.device_read_share
     measured = [] if before is None else [f"{units.percent(before)} in memory before"]
-    if row.device_read_share is not None:
-        read = row.device_read_share
+    if read is not None:
         measured.append(f"{units.percent(read)} of bytes from disk")
-    is_verified = cache in ("cold", "warm") and before is not None
-    is_verified |= cache == "cold" and row.device_read_share is not None
-    if is_verified and len(row.epochs_s[0]) == 2 and 0.45 < read < 0.55:
+    is_verified = cache_state.is_verified(cache, before, read)
+    if is_verified and len(row.trials[0].epochs) == 2 and 0.45 < (read or 0.0) < 0.55:
         measured = ["epoch 1 from disk, epoch 2 from memory"]
     if row.swapped_pages:
         measured.append(f"{units.count(row.swapped_pages, 'page')} swapped")
@@ -422,16 +423,14 @@ def with_this_device(summary: Summary, found: Sequence[Pipeline]) -> str:
         {point.device_images_per_s for point in measured}, key=lambda x: abs(math.log(x / own))
     )
     points = [point for point in measured if point.device_images_per_s == at]
-    bases = [point for point in points if summary.is_baseline(point.row)]
-    others = [point for point in points if not summary.is_baseline(point.row)]
+    bases = [point for point in points if point.row.is_baseline]
+    others = [point for point in points if not point.row.is_baseline]
     if not bases or not others:
         return ""
     (base,) = bases
-    compared = ratios(summary, [(point.row, base.row) for point in others], "steady")
+    compared = summary.compare([(point.row, base.row) for point in others], steady=True)
     alike = {point.row.variant for point in others} - {
-        variant
-        for (variant, _), ratio in compared.items()
-        if ratio.low is not None and not ratio.low <= 1 <= ratio.high
+        variant for (variant, _), each in compared.items() if each.excludes_1
     }
     remarks = dict.fromkeys(alike, " (no difference shown)")
     speeds = [

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from labkit import contracts, jpeg, pipeline, units
-from labkit.analysis.summary import LISTED_IMAGES
+from labkit.analysis.notes import LISTED_IMAGES
 from labkit.machine import hardware
 from labkit.machine.clock import utc_now
 from labkit.parts import decoding, packing

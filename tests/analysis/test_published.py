@@ -3,7 +3,7 @@
 import pytest
 from fakes import make_summary
 
-from labkit.analysis.published import WORDS, answer, bound, compare
+from labkit.analysis.published import WORDS, agreement, answer, bound
 
 NONE = "no practical difference"
 SMALL = "real but small"
@@ -31,7 +31,7 @@ SMALL = "real but small"
     ],
 )
 def test_a_published_time_is_compared_with_a_direction(low, high, published, verdict, word):
-    assert compare(published, (low + high) / 2, low, high, verdict) == word
+    assert agreement(published, (low + high) / 2, low, high, verdict) == word
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_a_published_time_is_compared_with_a_direction(low, high, published, ver
     ],
 )
 def test_a_direction_is_confirmed_by_any_real_effect_in_it(expected, ratio, verdict, word):
-    assert compare(expected, ratio, ratio - 0.01, ratio + 0.01, verdict) == word
+    assert agreement(expected, ratio, ratio - 0.01, ratio + 0.01, verdict) == word
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_a_direction_is_confirmed_by_any_real_effect_in_it(expected, ratio, verd
 )
 def test_a_time_below_what_the_device_computes_is_not_reproducible(ratio, verdict, word):
     base = make_summary().rows[0]  # waits for 30 % of its epochs
-    assert compare(0.6, ratio, ratio - 0.01, ratio + 0.01, verdict, base) == word
+    assert agreement(0.6, ratio, ratio - 0.01, ratio + 0.01, verdict, base) == word
     assert bound(base) == "waiting is 30 % of the epoch"
 
 

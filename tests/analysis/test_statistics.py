@@ -13,13 +13,10 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from labkit.analysis.statistics import (
-    blind_below,
     blocks_needed,
     detectable_share,
     equivalence_p_value,
     holm,
-    is_stable,
-    judge,
     outliers,
     p_value,
     paired_interval,
@@ -81,61 +78,7 @@ def test_blocks_needed_follow_the_evidence():
     assert blocks_needed(0.0, 0.05) == 2
 
 
-# --- verdicts -----------------------------------------------------------------------------
-
-
-def around(center, spread, n=10):
-    """Log-ratios with exactly this mean."""
-    return [center + spread * (-1) ** i for i in range(n)]
-
-
-@pytest.mark.parametrize(
-    ("d", "words"),
-    [
-        (around(math.log(0.90), 0.01), "faster"),
-        (around(math.log(1.10), 0.01), "slower"),
-        (around(0.0, 0.01), "no practical difference"),
-        (around(0.01, 0.001), "no practical difference"),  # sure, but nobody would notice
-        (around(0.028, 0.01), "real but small"),
-        (around(-0.028, 0.01), "real but small"),
-        (around(0.0, 0.10), "inconclusive"),
-        (around(math.log(0.9), 0.30), "inconclusive"),
-    ],
-)
-def test_a_verdict_needs_certainty_and_size(d, words):
-    assert judge([d], stable=True, blind=0.0) == [(0.05, words)]
-
-
-def test_where_noise_hides_small_effects_only_these_have_no_verdict():
-    none, small, large = ([x + 0.001 * (-1) ** i for i in range(8)] for x in (0, 0.05, -0.9))
-    together = {"stable": True, "blind": math.log(1.06)}
-    words = [word for _, word in judge([none, small, large], **together)]
-    assert words == ["inconclusive", "inconclusive", "faster"]
-
-
-def test_the_machine_is_blind_where_the_interval_of_a_over_a_is_wider_than_delta():
-    assert blind_below([0.03, -0.03] * 4) == 0.0
-    wide = [0.06, -0.06] * 4
-    assert blind_below(wide) == pytest.approx(paired_interval(wide)[1])
-    # An offset is the question of `is_stable`.
-    assert blind_below([x + 0.5 for x in wide]) == pytest.approx(blind_below(wide))
-    assert blind_below([0.7]) == blind_below([]) == 0.0
-
-
-# --- the estimator, stability and outliers --------------------------------------------------
-
-
-def test_a_machine_is_unstable_where_a_over_a_surely_differs_by_more_than_half_of_delta():
-    assert is_stable([0.05, -0.04, 0.01])
-    assert not is_stable([0.05, 0.06, 0.04])
-    assert not is_stable([-0.05, -0.06, -0.04])
-    # Reproducible, but too small to change a verdict.
-    assert is_stable(around(0.005, 0.0001))
-    assert is_stable(around(-0.005, 0.0001))
-    assert is_stable(around(0.02, 0.01))  # half of DELTA is in its interval
-    assert not is_stable(around(0.02, 0.001))
-    assert is_stable([0.7])  # one block says nothing
-    assert is_stable([])
+# --- outliers ------------------------------------------------------------------------------
 
 
 @given(d=st.lists(st.floats(-1, 1), min_size=4, max_size=20))

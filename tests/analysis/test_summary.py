@@ -48,7 +48,7 @@ def test_a_ratio_is_taken_against_the_geometric_mean_of_the_two_baseline_runs():
 def test_the_noise_floor_is_the_second_baseline_run_over_the_first():
     # ln(A2/A1) = ln 2 and ln 8: mean ln 4.
     summary = two_variants([(1.0, 2.0, 1.0), (1.0, 8.0, 1.0)])
-    assert summary.aa_ratio == pytest.approx(4.0)
+    assert summary.noise_floor.ratio == pytest.approx(4.0)
 
 
 def test_only_blocks_with_the_variant_and_both_baseline_runs_count():
@@ -233,12 +233,14 @@ def test_only_a_judged_figure_is_compared_with_the_document():
     times = {"base": 1.0, "right": 0.5, "wrong": 0.5, "unpublished": 0.5}
     info = {"mode": "full", "published": {"base": 1.0, "right": 0.51, "wrong": 0.8}}
     given = fake_trials(times, blocks=8)
-    rows = summarize(fake_info([*times], **info), given).rows
-    assert [row.agreement for row in rows] == ["", "as published", "saves more than published", ""]
-    assert [row.published for row in rows] == [1.0, 0.51, 0.8, None]
+    summary = summarize(fake_info([*times], **info), given)
+    assert [summary.agreement(row) for row in summary.rows] == [
+        "", "as published", "saves more than published", ""
+    ]  # fmt: skip
+    assert [row.published for row in summary.rows] == [1.0, 0.51, 0.8, None]
     for less in ({"mode": "quick"}, {"shuffled": False, "protocol": AS_PUBLISHED}):
-        rows = summarize(fake_info([*times], **{**info, **less}), given).rows
-        assert {row.agreement for row in rows} == {""}
+        summary = summarize(fake_info([*times], **{**info, **less}), given)
+        assert {summary.agreement(row) for row in summary.rows} == {""}
 
 
 def test_an_outlier_is_marked_and_counts():
@@ -300,8 +302,8 @@ def test_disturbed_blocks_are_told_whether_they_count_or_not(mode, blocks, note)
     summary = summarize(fake_info(["base", "other"], mode=mode, blocks=8), trials)
     assert [summary.n_blocks, *(row.blocks for row in summary.rows)] == [blocks] * 3
     why = "other programs took 100.0 % of a core"
-    assert summary.disturbed == {1: f"other: {why}", 6: f"base: {why}"}
-    assert summary.are_disturbed_left_out is (mode == "full")
+    assert summary.valid.disturbed == {1: f"other: {why}", 6: f"base: {why}"}
+    assert summary.valid.are_disturbed_left_out is (mode == "full")
     assert note + f"block 2, other: {why}; block 7, base: {why}" in summary.notes
     shown = [(1, 0.5), (6, 0.5)] if mode == "full" else []
     assert [(block, round(ratio, 1)) for block, ratio in summary.rows[1].disturbed] == shown
@@ -329,7 +331,7 @@ def test_a_variant_that_swaps_again_and_again_is_named_and_judged():
         for trial in cold_trials()
     ]
     summary = summarize(fake_info(["base", "other"], mode="full", blocks=8), trials)
-    assert (summary.disturbed, summary.rows[1].verdict) == ({}, "faster")
+    assert (summary.valid.disturbed, summary.rows[1].verdict) == ({}, "faster")
     assert any(note.startswith("other: swapped in 8 of 8 trials; ") for note in summary.notes)
 
 
@@ -352,7 +354,8 @@ def test_as_in_the_document_one_run_of_the_baseline_makes_a_block():
     assert summary.rows[1].normalized_time == pytest.approx(1.0)
     assert summary.rows[0].ratios == pytest.approx((1.0, 1.0, 1.0))
     # Without a second run of the baseline nothing says what noise alone does.
-    assert (summary.aa_ratio, summary.aa_low, summary.aa_high) == (None,) * 3
+    floor = summary.noise_floor
+    assert (floor.ratio, floor.low, floor.high) == (None,) * 3
 
 
 def test_floors_have_numbers_and_no_verdict_and_do_not_widen_the_others_intervals():

@@ -1,13 +1,16 @@
 """Tuning: which settings are taken by the numbers, in which words, and once for real."""
 
+import math
 import re
 import threading
 from dataclasses import replace
 
 import pytest
+from fakes import fake_trial
 
 import labkit as lab
-from labkit.analysis.summary import Row
+from labkit.analysis.compare import Comparison
+from labkit.analysis.rows import Row
 from labkit.contracts import Cancelled
 from labkit.experiments import tuning
 from labkit.experiments.tuning import DEFAULT, Tuned, choose
@@ -18,10 +21,14 @@ BASE = complete(lab.Settings(), cores=4, has_cuda=False, can_fork=True)
 
 def measured(**numbers):
     """default=(normalized time, CPU-seconds), and others as four=(…)."""
-    return {
-        label: Row(variant=label, status="ok", normalized_time=time, cpu_s_per_1000_images=cpu_s)
-        for label, (time, cpu_s) in numbers.items()
-    }
+    return {label: tried(label, time, cpu_s) for label, (time, cpu_s) in numbers.items()}
+
+
+def tried(label, time, cpu_s):
+    trial = fake_trial(label, 0)
+    trial = replace(trial, cpu_s=cpu_s * trial.images / 1000)
+    compared = Comparison(log_ratios=(math.log(time),))
+    return Row(variant=label, status="ok", trials=(trial,), compared=compared)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +55,7 @@ def test_the_table_shows_what_was_chosen_and_every_number(label, title):
     found = measured(default=(1, 5), four=(0.8, 9))
     shown = Tuned(settings=BASE, label=label, measured=found, runs=(), is_whole=False)
     assert repr(shown).startswith(title)
-    assert list(shown.table().loc["four"]) == [0.8, 9]
+    assert list(shown.table().loc["four"]) == pytest.approx([0.8, 9], rel=1e-12)
     assert "budget_s was too short" in shown._repr_html_()
 
 

@@ -61,13 +61,13 @@ def read_operations():
     for row in summary.rows:
         operation, _, size = row.group.rpartition(", ")
         library = row.variant.removeprefix(f"{row.group}: ")
-        blocks = {block: [] for block in row.in_blocks}
-        for block, (image_s,) in zip(row.in_blocks, row.epochs_s):
-            blocks[block].append(image_s)
+        blocks = {trial.block: [] for trial in row.trials}
+        for trial in row.trials:
+            blocks[trial.block].append(trial.time_s)
         found[f"{operation}, {library}, {size.replace('×', 'x')}"] = {
             "image_s": plain(row.time_s),
             "blocks_s": plain([geometric_mean(both) for both in blocks.values()]),
-            "ratio": None if summary.is_baseline(row) else plain(row.normalized_time),
+            "ratio": None if row.is_baseline else plain(row.normalized_time),
             "ci_low": plain(row.ci_low),
             "ci_high": plain(row.ci_high),
         }

@@ -27,8 +27,9 @@ from matplotlib.image import imread
 
 import labkit as lab
 from labkit import units
+from labkit.analysis.describe import epoch_bars
 from labkit.analysis.roofline import pipelines
-from labkit.analysis.summary import epoch_bars, summarize
+from labkit.analysis.summary import summarize
 from labkit.diagnosis.timeline import Timeline
 from labkit.experiments.catalog import CATALOG
 from labkit.report import bars, charts, words

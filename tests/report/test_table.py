@@ -4,7 +4,7 @@ import csv
 import io
 import json
 import re
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
 from fakes import (
@@ -111,7 +111,7 @@ def test_numbers_of_other_tables_are_readable_and_keep_their_data():
 
 def test_the_detailed_table_has_every_field_as_csv_and_json_can_hold_it():
     summary = judged_summary()
-    rows = [asdict(row) for row in summary.rows]
+    rows = summary.records()
     assert json.loads(json.dumps(rows, allow_nan=False))[1]["left_out"] == 1
     detail = table(summary, detail=True)
     assert {"outliers", "left_out", "mde", "agreement", "level"} <= set(detail.columns)
@@ -126,7 +126,8 @@ def test_the_detailed_table_has_every_field_as_csv_and_json_can_hold_it():
 
 def test_the_notes_say_noise_proof_medium_and_what_is_odd():
     summary = judged_summary(skipped={"nvme": "not named"})
-    aa = units.change(summary.aa_ratio, summary.aa_low, summary.aa_high)
+    twice = summary.noise_floor
+    aa = units.change(twice.ratio, twice.low, twice.high)
     row = summary.rows[1]
     (place,) = row.outliers
     hdd, ssd, *others = words.proofs(summary)

@@ -1,0 +1,232 @@
+"""Compare variants block by block: the ratio of their times, its interval and its verdict.
+
+    pairs of log times by block ─ compare() ─▶ a Comparison for each pair
+
+What is compared together is judged together, so that all verdicts share one error rate.
+
+Source: EVIDENCE section 1 (noise floor, verdicts).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from statistics import fmean, stdev
+from typing import TypeVar
+
+from labkit.analysis.statistics import (
+    ALPHA,
+    DELTA,
+    detectable_share,
+    equivalence_p_value,
+    holm,
+    outliers,
+    p_value,
+    paired_interval,
+    ratio_interval,
+)
+from labkit.settings import MIN_JUDGED_BLOCKS
+
+K = TypeVar("K", bound=Hashable)
+LogTimes = Mapping[int, float]  # block -> ln of seconds
+
+# How much the baseline's two runs may differ.  Their mean is the denominator, so a difference of b
+# moves it by b/2: DELTA/2 between the two moves a normalized time by 0.75 %.
+MAX_AA_DIFFERENCE = DELTA / 2
+UNSTABLE = "machine unstable"
+NO_DIFFERENCE = "no practical difference"
+REAL_BUT_SMALL = "real but small"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """How the time of one variant compares with that of another; None is unknown.
+
+    >>> import math
+    >>> half = Comparison(log_ratios=(math.log(0.4), math.log(0.625)))
+    >>> round(half.ratio, 3), half.blocks
+    (0.5, 2)
+    """
+
+    log_ratios: tuple[float, ...] = ()
+    """One per block that has both: ln of the one's time over the other's."""
+    level: float | None = None
+    """Level of the test for a difference: 0.05 alone, less by Holm's procedure among others; None
+    below two blocks."""
+    verdict: str = ""
+    """Empty where nothing is judged."""
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks have both."""
+        return len(self.log_ratios)
+
+    @property
+    def ratios(self) -> tuple[float, ...]:
+        """The ratio in each block."""
+        return tuple(map(math.exp, self.log_ratios))
+
+    @property
+    def outliers(self) -> tuple[int, ...]:
+        """Places in `ratios` of values far from the others; shown, never dropped."""
+        return outliers(self.log_ratios)
+
+    @property
+    def ratio(self) -> float | None:
+        """The geometric mean over the blocks."""
+        return math.exp(fmean(self.log_ratios)) if self.log_ratios else None
+
+    @cached_property
+    def interval(self) -> tuple[float | None, float | None]:
+        """The 95 % interval of the ratio; None and None below two blocks."""
+        return ratio_interval(self.log_ratios)
+
+    @property
+    def low(self) -> float | None:
+        """Lower end of the interval."""
+        return self.interval[0]
+
+    @property
+    def high(self) -> float | None:
+        """Upper end of the interval."""
+        return self.interval[1]
+
+    @property
+    def excludes_1(self) -> bool:
+        """Whether the interval shows a difference, judged alone."""
+        return self.low is not None and not self.low <= 1 <= self.high
+
+    @property
+    def s(self) -> float | None:
+        """Standard deviation of the log-ratios; None below two blocks."""
+        return stdev(self.log_ratios) if self.blocks >= 2 else None
+
+    @property
+    def mde(self) -> float | None:
+        """Smallest effect that these blocks would show with 80 % power, as a share."""
+        if self.s is None or self.level is None:
+            return None
+        return detectable_share(self.s, self.blocks, self.level)
+
+    @property
+    def p_value(self) -> float:
+        """Of the test against "no difference"; takes two blocks."""
+        return p_value(self.log_ratios)
+
+
+NOTHING = Comparison()
+
+
+def compare(
+    pairs: Mapping[K, tuple[LogTimes, LogTimes]],
+    noise_floor: Comparison = NOTHING,
+    *,
+    judged: bool = False,
+    alone: Collection[K] = (),
+) -> dict[K, Comparison]:
+    """Compare pairs of variants within the blocks that have both, and judge them together.
+
+    Args:
+        pairs: of each a variant's log times, and those of what it is divided by.
+        noise_floor: the baseline's second runs over its first ones.
+        judged: give verdicts to those with enough blocks.
+        alone: pairs that get no verdict and do not count among the others.
+
+    Returns:
+        The pairs that have a block in common.
+    """
+    compared: dict[K, Comparison] = {}
+    for key, (times, others) in pairs.items():
+        if shared := [block for block in times if block in others]:
+            log_ratios = tuple(times[block] - others[block] for block in shared)
+            compared[key] = Comparison(log_ratios=log_ratios)
+    testable = [key for key, each in compared.items() if each.blocks >= 2]
+    together = [key for key in testable if key not in alone]
+    verdicts = judge(
+        [compared[key].log_ratios for key in together],
+        stable=is_stable(noise_floor.log_ratios),
+        blind=blind_below(noise_floor.log_ratios),
+    )
+    tests = {**dict.fromkeys(testable, (ALPHA, "")), **dict(zip(together, verdicts))}
+    for key, (level, verdict) in tests.items():
+        is_judged = judged and compared[key].blocks >= MIN_JUDGED_BLOCKS
+        compared[key] = replace(compared[key], level=level, verdict=verdict if is_judged else "")
+    return compared
+
+
+def is_stable(aa: Sequence[float]) -> bool:
+    """Return whether the baseline's two runs agree.
+
+    They do not where the whole 95 % interval of A2/A1 is further than `MAX_AA_DIFFERENCE` from 1.
+
+    Args:
+        aa: one ln(A2/A1) per block; below two, nothing speaks against it.
+    """
+    if len(aa) < 2:
+        return True
+    low, high = paired_interval(aa)
+    margin = math.log1p(MAX_AA_DIFFERENCE)
+    return low <= margin and high >= -margin
+
+
+def blind_below(aa: Sequence[float]) -> float:
+    """Return the log-ratio below which the machine's noise hides effects; 0 where it is quiet.
+
+    That is half the width of the 95 % interval of A2/A1, where it is more than `DELTA`.
+
+    Args:
+        aa: one ln(A2/A1) per block; below two, nothing is known.
+    """
+    if len(aa) < 2:
+        return 0.0
+    low, high = paired_interval(aa)
+    half = (high - low) / 2
+    return half if half > math.log1p(DELTA) else 0.0
+
+
+def judge(
+    log_ratios: Sequence[Sequence[float]], *, stable: bool, blind: float
+) -> list[tuple[float, str]]:
+    """Judge variants together, so that all their verdicts share one error rate.
+
+    Differences and equivalences are each tested at Holm's levels.
+
+    Args:
+        log_ratios: of each variant one log-ratio per block, at least two.
+        stable: the baseline's two runs agree.
+        blind: as of `blind_below`; equivalence and smaller effects are inconclusive then.
+
+    Returns:
+        For each variant the level of its test for a difference, and its verdict: machine unstable,
+        no practical difference, faster, slower, real but small, or inconclusive.
+    """
+    different = [p_value(d) for d in log_ratios]
+    equivalent = [equivalence_p_value(d) for d in log_ratios]
+    levels = holm(different)
+    tests = zip(log_ratios, different, levels, equivalent, holm(equivalent))
+    return [
+        (
+            level,
+            _verdict(
+                d,
+                p <= level and abs(fmean(d)) >= blind,
+                p_equivalent <= equivalence_level and not blind,
+            )
+            if stable
+            else UNSTABLE,
+        )
+        for d, p, level, p_equivalent, equivalence_level in tests
+    ]
+
+
+def _verdict(d: Sequence[float], is_different: bool, is_equivalent: bool) -> str:
+    """Return the first verdict that holds, in EVIDENCE's order."""
+    if is_equivalent:
+        return NO_DIFFERENCE
+    if not is_different:
+        return "inconclusive"
+    if abs(fmean(d)) < math.log1p(DELTA):
+        return REAL_BUT_SMALL
+    return "faster" if fmean(d) < 0 else "slower"

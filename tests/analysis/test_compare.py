@@ -1,0 +1,128 @@
+"""Ratios of variants block by block, their verdicts, and the noise floor that limits these.
+
+Run: python -m pytest tests/analysis/test_compare.py
+"""
+
+import math
+
+import pytest
+from scipy import stats
+
+from labkit.analysis.compare import Comparison, blind_below, compare, is_stable, judge
+from labkit.analysis.statistics import detectable_share, paired_interval
+
+
+def around(center, spread, n=10):
+    """Log-ratios with exactly this mean."""
+    return [center + spread * (-1) ** i for i in range(n)]
+
+
+# --- pairs ------------------------------------------------------------------------------------
+
+
+def logs(*times_s):
+    """Block -> log time; None: the block has none."""
+    return {block: math.log(time_s) for block, time_s in enumerate(times_s) if time_s}
+
+
+def test_a_pair_is_compared_in_the_blocks_that_have_both():
+    pairs = {"some": (logs(1.0, None, 8.0, 1.0), logs(2.0, 3.0, 2.0)), "none": (logs(1.0), {})}
+    compared = compare(pairs)
+    assert [*compared] == ["some"]
+    some = compared["some"]
+    assert some.ratios == pytest.approx((0.5, 4.0))
+    assert (some.blocks, some.ratio) == (2, pytest.approx(math.sqrt(2.0)))
+    expected = stats.ttest_1samp([math.log(0.5), math.log(4.0)], 0).confidence_interval(0.95)
+    assert (math.log(some.low), math.log(some.high)) == pytest.approx((expected.low, expected.high))
+    assert some.s == pytest.approx(stats.tstd([math.log(0.5), math.log(4.0)]))
+    assert some.mde == pytest.approx(detectable_share(some.s, 2, 0.05))
+
+
+def test_one_block_has_a_ratio_and_nothing_that_takes_two():
+    one = compare({"one": (logs(1.0), logs(2.0))}, judged=True)["one"]
+    assert one.ratio == pytest.approx(0.5)
+    assert (one.low, one.high, one.s, one.level, one.mde, one.verdict) == (None,) * 5 + ("",)
+    assert not one.excludes_1
+    assert Comparison().ratio is None
+
+
+def test_an_interval_shows_a_difference_where_it_does_not_hold_1():
+    for shift, is_shown in ((0.0, False), (0.2, True), (-0.2, True)):
+        assert Comparison(log_ratios=tuple(around(shift, 0.05))).excludes_1 is is_shown
+
+
+def test_pairs_share_one_error_rate_but_for_those_that_stand_alone():
+    base = logs(*[1.0] * 8)
+    faster = logs(*map(math.exp, around(-0.05, 0.045, 8)))
+    pairs = dict.fromkeys("abcdefgh", (faster, base))
+    verdicts = {key: one.verdict for key, one in compare(pairs, judged=True).items()}
+    assert set(verdicts.values()) == {"inconclusive"}
+    compared = compare(pairs, judged=True, alone="bcdefgh")
+    assert (compared["a"].verdict, compared["a"].level) == ("faster", 0.05)
+    assert {(compared[key].verdict, compared[key].level) for key in "bcdefgh"} == {("", 0.05)}
+
+
+@pytest.mark.parametrize(
+    ("blocks", "judged", "verdict"), [(6, True, "faster"), (5, True, ""), (6, False, "")]
+)
+def test_verdicts_take_a_judged_run_and_enough_blocks(blocks, judged, verdict):
+    pair = logs(*map(math.exp, around(-0.5, 0.001, blocks))), logs(*[1.0] * blocks)
+    assert compare({"v": pair}, judged=judged)["v"].verdict == verdict
+
+
+def test_where_the_noise_floor_is_unstable_nothing_has_a_verdict():
+    pair = logs(*map(math.exp, around(-0.5, 0.001, 8))), logs(*[1.0] * 8)
+    moved = Comparison(log_ratios=tuple(around(0.2, 0.001, 8)))
+    assert compare({"v": pair}, moved, judged=True)["v"].verdict == "machine unstable"
+
+
+# --- verdicts -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("d", "words"),
+    [
+        (around(math.log(0.90), 0.01), "faster"),
+        (around(math.log(1.10), 0.01), "slower"),
+        (around(0.0, 0.01), "no practical difference"),
+        (around(0.01, 0.001), "no practical difference"),  # sure, but nobody would notice
+        (around(0.028, 0.01), "real but small"),
+        (around(-0.028, 0.01), "real but small"),
+        (around(0.0, 0.10), "inconclusive"),
+        (around(math.log(0.9), 0.30), "inconclusive"),
+    ],
+)
+def test_a_verdict_needs_certainty_and_size(d, words):
+    assert judge([d], stable=True, blind=0.0) == [(0.05, words)]
+
+
+def test_where_noise_hides_small_effects_only_these_have_no_verdict():
+    none, small, large = ([x + 0.001 * (-1) ** i for i in range(8)] for x in (0, 0.05, -0.9))
+    together = {"stable": True, "blind": math.log(1.06)}
+    words = [word for _, word in judge([none, small, large], **together)]
+    assert words == ["inconclusive", "inconclusive", "faster"]
+
+
+def test_the_machine_is_blind_where_the_interval_of_a_over_a_is_wider_than_delta():
+    assert blind_below([0.03, -0.03] * 4) == 0.0
+    wide = [0.06, -0.06] * 4
+    assert blind_below(wide) == pytest.approx(paired_interval(wide)[1])
+    # An offset is the question of `is_stable`.
+    assert blind_below([x + 0.5 for x in wide]) == pytest.approx(blind_below(wide))
+    assert blind_below([0.7]) == blind_below([]) == 0.0
+
+
+# --- the noise floor --------------------------------------------------------------------------
+
+
+def test_a_machine_is_unstable_where_a_over_a_surely_differs_by_more_than_half_of_delta():
+    assert is_stable([0.05, -0.04, 0.01])
+    assert not is_stable([0.05, 0.06, 0.04])
+    assert not is_stable([-0.05, -0.06, -0.04])
+    # Reproducible, but too small to change a verdict.
+    assert is_stable(around(0.005, 0.0001))
+    assert is_stable(around(-0.005, 0.0001))
+    assert is_stable(around(0.02, 0.01))  # half of DELTA is in its interval
+    assert not is_stable(around(0.02, 0.001))
+    assert is_stable([0.7])  # one block says nothing
+    assert is_stable([])
