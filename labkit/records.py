@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, Self
 
-from labkit.settings import CORRECTED, Settings, field_kinds
+from labkit.settings import CORRECTED, Settings, field_kinds, with_new_names
 
 # Format history
 #   1  first version
@@ -270,7 +270,8 @@ class Trial(AnyTrial):
             row = {**row, **_without_hardware(row.get("labels", {}))}
         hardware = (h if isinstance(h, Hardware) else Hardware(**h) for h in row["hardware"])
         epochs = tuple(_epoch_of(epoch) for epoch in row["epochs"])
-        return {**row, "hardware": tuple(hardware), "epochs": epochs}
+        settings = with_new_names(row["settings"])
+        return {**row, "settings": settings, "hardware": tuple(hardware), "epochs": epochs}
 
 
 def _without_hardware(labels: Mapping[str, str]) -> dict[str, Any]:

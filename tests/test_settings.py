@@ -36,7 +36,7 @@ def test_only_what_is_unset_is_filled_in():
     assert (filled.input_px, filled.num_workers, filled.device) == (96, 0, "cpu")
     assert filled.batch_size == BATCH_SIZE
     unset = {name for name, (_, _, may) in field_kinds().items() if may}
-    unset -= {"images", "cached", "gpu_images_per_s"}
+    unset -= {"images", "gpu_images_per_s"}
     assert all(getattr(complete(Settings(), **machine), name) is not None for name in unset)
 
 

@@ -72,7 +72,7 @@ def open_trial(
     pipeline = build(settings, clock, excluded=excluded, rank=rank)
     pipeline.source.start_worker(0)
     warm_up(pipeline)
-    proof = {} if rank else pipeline.source.prepare_cache(settings.cache_state)
+    proof = {} if rank else pipeline.source.prepare_cache(settings.cache)
     pipeline.parts.storage.enter()  # after the files were made warm: that may be as fast as it can
     return pipeline, proof
 
@@ -152,9 +152,9 @@ def _measure(
         with Usage(gpus=exchange.count_gpus(settings) if is_on_gpu else 0) as usage:
             for number in range(settings.epochs):
                 source.order.epoch = number
-                if number and settings.cached is not None:
+                if number and isinstance(settings.cache, int):
                     proofs[-1] = source.prove_cache(proofs[-1])
-                    proofs.append(source.prepare_cache(settings.cached))
+                    proofs.append(source.prepare_cache(settings.cache))
                 cpu_before_s = own_cpu_s()
                 epoch, batch = _time_together(pipeline, ranks, clock, callbacks)
                 cpu_s += own_cpu_s() - cpu_before_s

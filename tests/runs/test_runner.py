@@ -44,7 +44,7 @@ class Said(list):
 
 def test_a_row_with_another_part_in_memory_than_asked_does_not_count(photos, tmp_path):
     # No number of eight images comes close to a twentieth of their bytes.
-    variants = {"none": {"cached": 0}, "a few": {"cached": 6}}
+    variants = {"none": {"cache": 0}, "a few": {"cache": 6}}
     run = compare(photos, tmp_path, variants, base={"storage": "modelled_hdd"})
     assert {row.variant: row.normalized_time is None for row in run.summary.rows} == {
         "none": False,
