@@ -42,8 +42,8 @@ REMOVED = (
 )  # fmt: skip
 CALIBRATED = ("calibrated", "calibrated_sleeping", "calibrated_spinning", "matched")  # profiles
 IN_THREAD = "_thread"  # ends the name of a sink whose reports a thread writes
-SLEEPING = "emulated_sleeping"  # a simulated GPU that the host waits for without using a core
-SIMULATED_GPUS = ("emulated", SLEEPING)
+SLEEPING = "simulated_sleeping"  # a simulated GPU that the host waits for without using a core
+SIMULATED_GPUS = ("simulated", SLEEPING)
 # Settings whose value is a number, also written as text, or a name.
 NUMBERS_OR_NAMES: dict[str, type] = {"gpu_images_per_s": float, "cache": int}
 INPUT_PX_STEP = 32  # ResNet-18 halves the image five times
@@ -110,8 +110,8 @@ class Settings:
     prefetcher: str = "none"
     """What fetches the next batch while the device works on this one."""
     device: str | None = None
-    """Where the training step runs; unset: cuda where it works, else emulated (simulated GPU).
-    With emulated_sleeping, the host leaves its core to others while it waits for the GPU."""
+    """Where the training step runs; unset: cuda where it works, else simulated (a simulated GPU).
+    With simulated_sleeping, the host leaves its core to others while it waits for the GPU."""
     gpu_images_per_s: float | str | None = None
     """Simulated GPU only: images/s it trains with the model alone, in batches of the baseline's
     size, or the name of a GPU; unset: as `labkit calibrate` measured."""
@@ -317,8 +317,8 @@ def with_new_names(stored: Mapping[str, Any]) -> dict[str, Any]:
     if stored.get("report_in_background"):
         kept["report_to"] = f"{stored.get('report_to', 'file')}{IN_THREAD}"
     profile, speed = str(stored.get("profile", "calibrated")), stored.get("device_speed")
-    if profile == "calibrated_sleeping":
-        kept["device"] = SLEEPING
+    if stored.get("device") == "emulated":
+        kept["device"] = SLEEPING if profile == "calibrated_sleeping" else "simulated"
     if speed is None and profile not in CALIBRATED:
         speed = profile
     return kept if speed is None else {"gpu_images_per_s": speed, **kept}
@@ -362,20 +362,20 @@ def complete(
         cores: CPU cores this process may use.
         has_cuda: a CUDA device runs kernels of this torch build.
         can_fork: the platform starts worker processes by fork.
-        real_step: what a device that is not emulated does with the preprocessor's batches.
+        real_step: what a device that is not simulated does with the preprocessor's batches.
 
     Returns:
         Settings in which only `images` and `gpu_images_per_s` may still be None: calibration
         finds them.
     """
-    device = settings.device or ("cuda" if has_cuda else "emulated")
+    device = settings.device or ("cuda" if has_cuda else "simulated")
     defaults = {
         "input_px": INPUT_PX,
         "batch_size": BATCH_SIZE,
         "num_workers": max(2, cores // 2),
         "device": device,
         "step": "timed" if device in SIMULATED_GPUS else real_step,
-        # The emulated device stands for a CUDA one, so its batches count as pinned too.
+        # The simulated GPU stands for a CUDA one, so its batches count as pinned too.
         "pin_memory": device != "cpu",
         "multiprocessing_context": "fork" if can_fork else "spawn",
     }

@@ -41,9 +41,9 @@ def test_only_what_is_unset_is_filled_in():
 
 
 @pytest.mark.parametrize(
-    ("has_cuda", "device", "step"), [(True, "cuda", "detector"), (False, "emulated", "timed")]
+    ("has_cuda", "device", "step"), [(True, "cuda", "detector"), (False, "simulated", "timed")]
 )
-def test_an_unset_device_is_cuda_where_it_works_and_else_emulated(has_cuda, device, step):
+def test_an_unset_device_is_cuda_where_it_works_and_else_simulated(has_cuda, device, step):
     filled = complete(Settings(), cores=2, has_cuda=has_cuda, can_fork=True)
     assert (filled.device, filled.step) == (device, step)
 
@@ -61,6 +61,7 @@ def test_stored_settings_of_an_earlier_version_are_read():
         ({"profile": "calibrated", "device_speed": 460.0}, {"gpu_images_per_s": 460.0}),
         ({"profile": "resnet50_a100"}, {"gpu_images_per_s": "resnet50_a100"}),
         ({"profile": "calibrated_sleeping", "device": "emulated"}, {"device": SLEEPING}),
+        ({"profile": "matched", "device": "emulated"}, {"device": "simulated"}),
     ],
 )
 def test_the_simulated_gpus_of_earlier_versions_are_read(stored, expected):

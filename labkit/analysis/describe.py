@@ -201,9 +201,9 @@ class Averages:
         return _mean_known(trial.gpu_util_mean for trial in self.of_epochs)
 
     @property
-    def emulated_busy_share(self) -> float | None:
-        """Share of the epochs in which the emulated device computed."""
-        return _mean_known(trial.emulated_busy_share for trial in self.of_epochs)
+    def simulated_busy_share(self) -> float | None:
+        """Share of the epochs in which the simulated GPU computed."""
+        return _mean_known(trial.simulated_busy_share for trial in self.of_epochs)
 
     # --- memory
 

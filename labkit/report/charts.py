@@ -762,7 +762,7 @@ GPU_UTIL = (
     "does not show how much of the GPU worked: one small kernel on one multiprocessor reads "
     "100 %. Waits that are shorter than the period are not visible."
 )
-EMULATED = (
+SIMULATED = (
     "There is no GPU-Util here: the bands are when the simulated GPU computed. A real "
     "GPU's GPU-Util would be their average over 1/6 to 1 s, and would not show shorter waits."
 )
@@ -785,7 +785,7 @@ def timeline(seen: Timeline, title: str = "Use of device, cores, disk and host")
     panels, missing = _panels(seen)
     titles = [wrap(said, 100) for said, _, _ in panels]
     heights_in = [height_in for _, height_in, _ in panels]
-    footer = GPU_UTIL if seen.device is None else EMULATED
+    footer = GPU_UTIL if seen.device is None else SIMULATED
     lines = [Line(title, 13, "bold")]
     if seen.device is not None:
         lines.append(Line("Simulated GPU", 10, "bold", WARNING_INK))

@@ -38,7 +38,7 @@ def warm_up(pipeline: Pipeline) -> None:
     It is copied as in an epoch: the first page-locked memory, and the first memory of a side
     stream, take longer.
     """
-    if pipeline.device.emulated:
+    if pipeline.device.is_simulated:
         return
     batch = pipeline.resident_batch()
     batches = [batch] * WARM_UP_STEPS
@@ -59,7 +59,7 @@ def open_trial(
 
     Args:
         settings: complete, with `images` set, and `gpu_images_per_s` for a calibrated device.
-        clock: what the emulated device tells the time by.
+        clock: what the simulated GPU tells the time by.
         excluded: indices of unreadable images.
         rank: of this process; the first prepares the files of all.
 
@@ -189,6 +189,6 @@ def _measure(
         "first_loss": pipeline.step.first_loss(),
         "loss": pipeline.step.loss(),
     }
-    if pipeline.device.emulated:
-        measured["emulated_busy_share"] = sum(epoch.compute_s for epoch in epochs) / wall_s
+    if pipeline.device.is_simulated:
+        measured["simulated_busy_share"] = sum(epoch.compute_s for epoch in epochs) / wall_s
     return measured
