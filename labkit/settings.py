@@ -110,7 +110,7 @@ class Settings:
     prefetcher: str = "none"
     """What fetches the next batch while the device works on this one."""
     device: str | None = None
-    """Where the training step runs; unset: cuda where it works, else simulated (a simulated GPU).
+    """Where the training step runs; unset: cuda where it works, else simulated.
     With simulated_sleeping, the host leaves its core to others while it waits for the GPU."""
     gpu_images_per_s: float | str | None = None
     """Simulated GPU only: images/s it trains with the model alone, in batches of the baseline's
