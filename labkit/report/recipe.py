@@ -423,7 +423,8 @@ def _import_lines(imports: list[tuple[str, str]]) -> str:
     names: dict[str, list[str]] = defaultdict(list)
     for statement, name in imports:
         names[statement].append(name)
-    own, others = [], []
+    own: list[str] = []
+    others: list[str] = []
     for statement in sorted(names, key=lambda each: (each.startswith("from"), each)):
         package = statement.split()[1].partition(".")[0]
         group = own if package in sys.stdlib_module_names else others

@@ -371,7 +371,7 @@ def _cache(row: Row) -> str:
     if read is not None:
         measured.append(f"{units.percent(read)} of bytes from disk")
     is_verified = cache_state.is_verified(cache, before, read)
-    if is_verified and len(row.trials[0].epochs) == 2 and 0.45 < (read or 0.0) < 0.55:
+    if is_verified and len(row.of_epochs[0].epochs) == 2 and 0.45 < (read or 0.0) < 0.55:
         measured = ["epoch 1 from disk, epoch 2 from memory"]
     if row.swapped_pages:
         measured.append(f"{units.count(row.swapped_pages, 'page')} swapped")
