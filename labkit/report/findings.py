@@ -20,7 +20,7 @@ from labkit.analysis.winner import winner
 from labkit.experiments.combined import SINGLE_EFFECTS
 from labkit.machine import hardware
 from labkit.parts.training.exchange import LINK, NO_SYNC, NOOP
-from labkit.records import Cost, ReadCounts
+from labkit.records import Cost, ReadCounts, Trial
 from labkit.report.table import Table, Tables
 from labkit.report.words import check_baseline, not_measured, reason
 from labkit.runs.store import StoredRun
