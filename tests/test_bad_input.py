@@ -754,7 +754,7 @@ ROWS: dict[Callable, dict[str, tuple[Callable, str]]] = {
         "yes as a number": (given(batch_size=True), "batch_size must be a whole number, got T"),
         "text as yes": (given(pin_memory="yes"), "pin_memory must be True or False, got 'yes'"),
         "unknown choice": (given(cache="hot"),
-            "cache must be one of cold, warm, as found, got 'hot'"),
+            "cache must be one of cold, warm, as found or a number, got 'hot'"),
         "not a multiple": (given(input_px=100),
             "input_px must be a positive multiple of 32, got 100; try 256 or 512"),
         "no epoch": (given(epochs=0), "epochs must be at least 1, got 0"),
@@ -867,7 +867,7 @@ ROWS: dict[Callable, dict[str, tuple[Callable, str]]] = {
             given(experiment="storage", settings={"cache": "as found"}),
             "cache must be cold or warm for a roofline of storage, got as found; leave it out"),
         "an unknown cache state": (given(settings={"cache": "hot"}),
-            "cache must be one of cold, warm, as found, got 'hot'"),
+            "cache must be one of cold, warm, as found or a number, got 'hot'"),
         **{f"{name}": (given(experiment=name),
             "experiment must time epochs that load every batch and train with it, got "
             f"{name}; take another one, as preprocessing") for name in ("operations", "stalls")},

@@ -295,7 +295,8 @@ class DevicePart(Part):
     def why_not(self, chosen: Chosen) -> str:
         """Refuse what the device cannot compute, or not in bearable time; see `Part.why_not`."""
         settings = chosen.settings
-        if settings.gpu_images_per_s is not None and not self.is_simulated:
+        # Experiments name a GPU for where it is simulated; a number is the user's.
+        if isinstance(settings.gpu_images_per_s, float) and not self.is_simulated:
             return (
                 f"gpu_images_per_s must be unset on device {settings.device}, which is as fast as "
                 f"it is, got {settings.gpu_images_per_s}; choose device simulated"

@@ -270,7 +270,7 @@ def main():
         work(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
     elif how in ("spawn", "fork"):
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": sys.argv[2]}
-        torch.multiprocessing.start_processes(work, (2,), nprocs=2, multiprocessing_context=how)
+        torch.multiprocessing.start_processes(work, (2,), nprocs=2, start_method=how)
     else:
         work(0, 1)
     if how == "signals":

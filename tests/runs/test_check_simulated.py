@@ -9,6 +9,9 @@ from small import completed
 
 from labkit.contracts import Skip
 from labkit.machine.clock import utc_now
+from labkit.parts.devices import FREE_LOADER_MIN_AU
+from labkit.parts.storage.disks import MAX_ERROR_SHARE
+from labkit.runs import check_simulated
 from labkit.runs import check_simulated as module
 from labkit.runs.active import ActiveRun
 from labkit.runs.check_simulated import (
@@ -26,6 +29,12 @@ RATE = {
     "delivered_per_s": 80.0, "error_share": 0.012,
 }  # fmt: skip
 SLOW = {**RATE, "delivered_per_s": 40.0, "error_share": 0.506}
+
+
+@pytest.fixture(autouse=True)
+def as_strict_as_for_users(monkeypatch):
+    monkeypatch.setattr(check_simulated, "FREE_LOADER_MIN_AU", FREE_LOADER_MIN_AU)
+    monkeypatch.setattr(check_simulated, "MAX_ERROR_SHARE", MAX_ERROR_SHARE)
 
 
 class Asked(ActiveRun):
@@ -135,7 +144,7 @@ def test_a_simulated_gpu_that_is_not_busy_enough_gives_no_figure(tmp_path):
         check_simulated_gpu(Asked(tmp_path, [0.96]), with_simulated_gpu())
     assert str(error.value) == (
         "the simulated GPU must reach 99.0 % utilization with a free loader, got 96.0 % in the "
-        "median of 5 tries with steps of 80.0 ms; close other programs, or make the steps longer "
+        "best of 10 tries with steps of 80.0 ms; close other programs, or make the steps longer "
         "by a larger batch_size, and run again"
     )
 

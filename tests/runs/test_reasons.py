@@ -10,9 +10,11 @@ from labkit.settings import Settings
 
 def test_fewer_workers_are_no_advice_where_the_gpus_memory_ran_out(photos):
     error = RuntimeError("CUDA out of memory. Tried to allocate 20.00 GiB")
-    said = out_of_memory(error, completed(data=str(photos), batch_size=8, preprocessor="classification"))
-    assert said.startswith("batch_size must leave room in the GPU's memory, got 8 (393 KB a batch)")
-    assert "workers" not in said
+    settings = completed(data=str(photos), batch_size=8, preprocessor="classification")
+    reason = out_of_memory(error, settings)
+    words = "batch_size must leave room in the GPU's memory, got 8 (393 KB a batch)"
+    assert reason.startswith(words)
+    assert "workers" not in reason
 
 
 def test_memory_that_ran_out_in_an_operation_is_no_question_of_batches():
