@@ -11,15 +11,17 @@ from typing import Any, Literal
 
 from labkit import units
 from labkit.diagnosis.loops import Phase, Phases
-
-# Shares of the time that loading costs: SMALL_SHARE and INPUT_BOUND_SHARE are those between "not",
-# "moderately" and "highly input-bound".
-SMALL_SHARE, INPUT_BOUND_SHARE = 0.05, 0.20
-GPU_IDLE_SHARE = 0.20  # of the time, in spite of data that come in time: worth a remark
-OTHER_PROGRAMS_SHARE = 0.10  # of a GPU: its utilization then says little of this training
-CORES_BUSY_SHARE = 0.80  # of all cores: workers then slow down the training step, too
-WORKER_BUSY_SHARE, WORKER_IDLE_SHARE = 0.80, 0.50  # of a core
-MOST_OF = 0.5
+from labkit.diagnosis.thresholds import (
+    CORES_BUSY_SHARE,
+    GPU_IDLE_SHARE,
+    INPUT_BOUND_SHARE,
+    MAIN_CAUSE_SHARE,
+    MODERATELY_INPUT_BOUND_SHARE,
+    OTHER_PROGRAMS_SHARE,
+    REPORTED_SHARE,
+    WORKER_BUSY_SHARE,
+    WORKER_IDLE_SHARE,
+)  # fmt: skip
 
 Verdict = Literal["problem", "small problem", "no problem", "cannot tell"]
 Device = Literal["cpu", "cuda", "mps"]
@@ -107,7 +109,7 @@ def answer(facts: Facts) -> Answer:
     share = training.loading_share
     waits = f"the {'training' if phases.trains else 'loop'} waits for data"
     waits = f"{waits} {units.percent(share)} of its time"
-    if share >= SMALL_SHARE and facts.computes_on != "cpu":
+    if share >= REPORTED_SHARE and facts.computes_on != "cpu":
         if gpu is None or gpu.utilization is None:
             where = "without NVML" if facts.computes_on == "cuda" else f"on {facts.computes_on}"
             why = f"whether the GPU computes meanwhile cannot be seen {where}"
@@ -115,18 +117,18 @@ def answer(facts: Facts) -> Answer:
         if (gpu.others or 0.0) >= OTHER_PROGRAMS_SHARE:
             return _cannot_tell(f"{waits}, but other programs use the GPU as well")
         idle = 1 - gpu.utilization
-        if idle < SMALL_SHARE:
+        if idle < REPORTED_SHARE:
             busy = units.percent(gpu.utilization)
             waits = f"{waits}, but the GPU computes meanwhile (utilization {busy})"
         share = min(share, idle)  # no loader makes a GPU busier than all of the time
     run_s = phases.run_s or 1.0  # on a clock that stands still
     in_validation_s = validation.loading_share * validation.s
     saved = (share * training.s + in_validation_s) / run_s
-    if in_validation_s >= SMALL_SHARE * run_s:
+    if in_validation_s >= REPORTED_SHARE * run_s:
         waits += f"; the validation waits {units.percent(validation.loading_share)} of its time"
         waits += f", which is {units.percent(in_validation_s / run_s)} of the run"
     worst = max(share, saved)
-    if worst < SMALL_SHARE:
+    if worst < MODERATELY_INPUT_BOUND_SHARE:
         words = [waits]
         if gpu and gpu.utilization is not None and 1 - gpu.utilization >= GPU_IDLE_SHARE:
             idle_share = units.percent(1 - gpu.utilization)
@@ -148,10 +150,11 @@ def answer(facts: Facts) -> Answer:
         which, effect = f"{which} problem in the validation", f"{waits}; {effect}"
     else:
         which, effect = f"{which} problem", effect if speed_up else f"{waits}; {effect}"
+    phase = training if share >= MODERATELY_INPUT_BOUND_SHARE else validation
     return Answer(
         verdict=verdict,
         sentence=f"Data loading is {which}: {effect}.",
-        cause=_cause(training if share >= SMALL_SHARE else validation, facts.cpu),
+        cause=_cause(phase, facts.cpu),
         speed_up=speed_up,
     )
 
@@ -173,11 +176,11 @@ def _cores_are_busy(cpu: Cpu | None) -> bool:
 def _cause(phase: Phase, cpu: Cpu | None) -> str:
     """Return why batches come late, as far as it shows; "" where it does not."""
     workers = [loader.workers for loader in phase.loaders if loader.workers is not None]
-    if phase.prepare_s > MOST_OF * (phase.wait_s + phase.prepare_s):
+    if phase.prepare_s > MAIN_CAUSE_SHARE * (phase.wait_s + phase.prepare_s):
         return "the training process itself prepares batches after the loader"
     if workers and not any(workers):
         return "num_workers=0, so the training process loads every batch itself"
-    if phase.starts_s > MOST_OF * phase.wait_s:
+    if phase.starts_s > MAIN_CAUSE_SHARE * phase.wait_s:
         return "most of the waiting is at the start of epochs, while workers start"
     if cpu is None or cpu.per_worker is None:
         return ""
@@ -223,10 +226,10 @@ def phase_line(facts: Facts) -> str:
     if training.median_wait_s is not None:
         median, p99 = map(units.seconds, (training.median_wait_s, training.p99_wait_s))
         waits += f" (median {median}, 99th percentile {p99}"
-        often = training.cycle and training.wait_s >= SMALL_SHARE * training.s
+        often = training.cycle and training.wait_s >= REPORTED_SHARE * training.s
         waits += f"; most of it every {training.cycle} batches)" if often else ")"
     parts.append(waits)
-    if training.prepare_s >= SMALL_SHARE * training.s:
+    if training.prepare_s >= REPORTED_SHARE * training.s:
         share = units.percent(training.prepare_s / training.s)
         parts.append(f"{share} of the time preparing batches after the loader")
     return f"{'Training' if phases.trains else 'Loop'}: {', '.join(parts)}"
@@ -235,7 +238,7 @@ def phase_line(facts: Facts) -> str:
 def _run_line(phases: Phases) -> list[str]:
     """Return what else the run did, if it is worth a line."""
     run_s, validation = phases.run_s, phases.validation
-    if run_s - phases.training.s < SMALL_SHARE * run_s:
+    if run_s - phases.training.s < REPORTED_SHARE * run_s:
         return []
     parts = [
         f"{'training' if phases.trains else 'loops'} {units.percent(phases.training.s / run_s)}"
@@ -293,7 +296,7 @@ def lines_of_ranks(
     apart = shares[slowest] - most_of_others
     start = said.sentence.partition(":")[0]
     is_training = said.verdict in ("problem", "small problem") and not start.endswith("validation")
-    if is_training and apart >= SMALL_SHARE:
+    if is_training and apart >= REPORTED_SHARE:
         share, most = units.percent(shares[slowest]), units.percent(most_of_others)
         waits = f"rank {slowest} waits for data {share} of its time, and the other ranks"
         waits = f"{waits}, which wait for data at most {most} of theirs, wait for it"

@@ -18,14 +18,17 @@ from labkit.diagnosis import loaders, text
 from labkit.diagnosis.measure import Loop, collect
 from labkit.diagnosis.predict import Measured, summarize
 from labkit.diagnosis.remedies import (
-    HIGHLY,
-    MODERATELY,
     SHARED_MEMORY,
     Remedy,
     for_shared_memory,
     in_order,
     propose,
     worth_it,
+)  # fmt: skip
+from labkit.diagnosis.thresholds import (
+    FREE_SHARED_MEMORY_SHARE,
+    INPUT_BOUND_SHARE,
+    MODERATELY_INPUT_BOUND_SHARE,
 )  # fmt: skip
 from labkit.diagnosis.verify import try_remedies
 from labkit.files import bar
@@ -38,7 +41,6 @@ if TYPE_CHECKING:
 
 BUDGET_S, LEAST_BUDGET_S = 50.0, 5.0
 WORDS = ("not input-bound", "moderately input-bound", "highly input-bound")
-FULL_SHARE = 0.1  # of /dev/shm is free: too little for a batch
 ARMS = {
     "resident": "computing alone (batches are kept)",
     "alone": "loading alone",
@@ -219,10 +221,12 @@ def _lacks_shared_memory(m: Measured) -> bool:
         return False
     # A worker without room for a batch writes that to its stderr, loses the batch, and stalls.
     ahead = loader.num_workers * loader.prefetch_factor
-    return (ahead + 1) * m.batch_bytes > usage.total or usage.free < FULL_SHARE * usage.total
+    needed_bytes = (ahead + 1) * m.batch_bytes
+    return needed_bytes > usage.total or usage.free < FREE_SHARED_MEMORY_SHARE * usage.total
 
 
 def _word(m: Measured) -> str:
     """Return how input-bound a training is, as far as the whole interval agrees."""
-    words = [WORDS[sum(share >= limit for limit in (MODERATELY, HIGHLY))] for share in m.stalls()]
+    limits = (MODERATELY_INPUT_BOUND_SHARE, INPUT_BOUND_SHARE)
+    words = [WORDS[sum(share >= limit for limit in limits)] for share in m.stalls()]
     return words[0] if words[0] == words[-1] else f"between {words[0]} and {words[-1]}"

@@ -19,17 +19,20 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from labkit.diagnosis.thresholds import (
+    FEWEST_LOOKS,
+    FEWEST_UPDATES_SHARE,
+    SLOW_STEP_WAIT_SHARE,
+)  # fmt: skip
+
 Kind = Literal["open", "draw", "end", "leave", "train", "backward", "preparing", "computing"]
 Unseen = Literal["", "nothing", "short", "loader", "thread"]
 
 LOOKED_BACK = 512  # steps whose waits and lengths are kept one by one
 LONGEST_CYCLE = 64  # steps; loaders have fewer workers
 CYCLES = 8  # that waits must have followed
-IN_ONE_STEP = 0.8  # of the waiting of a cycle
 BIN = 1.05  # quotient of two neighbouring bins of waits: percentiles are exact to 5 %
 SHORTEST_WAIT_S = 1e-6
-FEWEST_LOOKS = 20  # at the stack of the thread that trains; fewer say nothing
-FEWEST_UPDATES = 0.1  # of all optimizer steps must follow a batch of a loop that was seen
 
 
 class Event(NamedTuple):
@@ -384,7 +387,7 @@ class Loops:
             return True
         kind: Kind = "train" if thread.marks["train"] else "backward"
         seen = sum(loop.last_windows for loop in loops)
-        return seen >= FEWEST_UPDATES * thread.marks[kind]
+        return seen >= FEWEST_UPDATES_SHARE * thread.marks[kind]
 
 
 def _phase(loops: Sequence[_Loop]) -> Phase:
@@ -436,6 +439,7 @@ def cycle_of(waits: Sequence[float]) -> int | None:
         longest = max((seen[first::length] for first in range(length)), key=sum)
         # Nearly each of them is long, which it is not in a part of the cycle.
         typical_s = sorted(longest)[CYCLES // 4]
-        if sum(longest) >= IN_ONE_STEP * sum(seen) and typical_s >= sum(longest) / CYCLES / 2:
+        is_one_step = sum(longest) >= SLOW_STEP_WAIT_SHARE * sum(seen)
+        if is_one_step and typical_s >= sum(longest) / CYCLES / 2:
             return length
     return None

@@ -21,6 +21,13 @@ from pathlib import Path
 from typing import Literal
 
 from labkit import units
+from labkit.diagnosis.thresholds import (
+    GPU_BUSY_SHARE,
+    NEVER_WAITING_SHARE,
+    TRAINER_WAITING_SHARE,
+    WORKERS_IDLE_SHARE,
+    WORKERS_WORKING_SHARE,
+)  # fmt: skip
 from labkit.machine.clock import Clock, SystemClock
 from labkit.machine.usage import cores_s
 
@@ -28,10 +35,6 @@ LOOK_S, PERIOD_S = 10.0, 0.05
 WORKER = "pt_data_worker"  # the name that torch gives a worker's process
 # Functions of the kernel in which a process waits for a network or a file system in user space.
 NETWORK = re.compile("wait_woken|sk_wait|tcp_|inet_|rpc_|nfs|cifs|smb|fuse|request_wait")
-GPU_BUSY_SHARE = 0.90  # the GPU computes nearly all of the time
-WAITING_SHARE = 0.20  # as `answer.INPUT_BOUND_SHARE`: of the time that the trainer sleeps
-NEVER_WAITING_SHARE = 0.05
-WORKING_SHARE, IDLE_SHARE = 0.50, 0.20  # of the workers' time
 
 State = Literal["running", "disk", "network", "asleep", "gone"]
 
@@ -85,7 +88,7 @@ def conclude(sight: Sight) -> tuple[Literal["likely", "unlikely", "cannot tell"]
         if sight.ranks > 1:
             return "cannot tell", f"{busy}, but NCCL does so, too, while it waits for other ranks"
         return "unlikely", busy
-    if sight.share("trainer", "disk") >= WAITING_SHARE:
+    if sight.share("trainer", "disk") >= TRAINER_WAITING_SHARE:
         share = units.percent(sight.share("trainer", "disk"))
         return "likely", f"the training process itself waits for a disk {share} of the time"
     if not sight.worker_count:
@@ -99,9 +102,10 @@ def conclude(sight: Sight) -> tuple[Literal["likely", "unlikely", "cannot tell"]
     if asleep < NEVER_WAITING_SHARE:
         return "unlikely", f"{sleeps} only"
     works = f"its workers work or wait for storage {units.percent(working)} of the time"
-    if asleep >= WAITING_SHARE and working >= WORKING_SHARE:
+    if asleep >= TRAINER_WAITING_SHARE and working >= WORKERS_WORKING_SHARE:
         return "likely", f"{sleeps}, and {works}"
-    if working < IDLE_SHARE and sight.gpu is not None and sight.gpu >= 1 - asleep - WAITING_SHARE:
+    computes = sight.gpu is not None and sight.gpu >= 1 - asleep - TRAINER_WAITING_SHARE
+    if working < WORKERS_IDLE_SHARE and computes:
         return "unlikely", f"{works}: they have nothing to do"
     return "cannot tell", f"{sleeps}, and {works}"
 

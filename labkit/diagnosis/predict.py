@@ -23,19 +23,22 @@ from typing import TYPE_CHECKING, Any
 from labkit.analysis.statistics import ratio_interval
 from labkit.diagnosis import loaders
 from labkit.diagnosis.stages import SAMPLER, SERIALIZATION, Stage, Stages
+from labkit.diagnosis.thresholds import (
+    BLOCKING_SYNCS_PER_STEP,
+    CONTENTION_SHARE,
+    IDLE_CORES_SHARE,
+    LEAST_CPU_RATIO,
+    MAIN_PROCESS_BUSY_SHARE,
+    MANY_OBJECTS_PER_BATCH,
+    OVERLAP_RATIO,
+    SMALL_BATCH_BYTES,
+    SMALL_WORK_RATIO,
+)  # fmt: skip
 from labkit.machine import hardware
 
 if TYPE_CHECKING:
     from labkit.diagnosis.measure import Loop, Stretch
     from labkit.diagnosis.profile import Kind
-
-BUSY = 0.5  # of the main process's time in CPU: then workers wait until it has taken a batch
-IDLE = 0.25  # of the cores: workers do not wait for one
-SMALL_WORK = 4  # times what an empty batch takes: making a batch is little beside handing it over
-OVERLAPS = 0.8  # of loading + computing: an epoch that is shorter does both at once
-HINDERED = 0.15  # of a worker's time: less may be noise
-OFTEN = 0.9  # times a step waits for the device: then waiting delays every one
-LEAST_TOGETHER = 0.1  # of a worker's CPU seconds: they are counted in ticks, and may read as none
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,8 +254,6 @@ class Measured:
         return sum(row.share for row in self.rows if row.kind == kind)
 
 
-MANY_OBJECTS = 64  # of a batch: fewer cost little to pickle
-SMALL_BYTES = 1 << 20  # of a batch: fewer take no time to copy
 UNEXPLAINED, EACH_OTHER, JITTER, NO_CORE, OVERHEAD, BYTES = (
     "not explained", "workers wait for each other", "jitter", "waiting for a core",
     "per-batch overhead", "bytes",
@@ -300,7 +301,7 @@ def summarize(m: Measured) -> None:
 
     # Another loader may prepare batches in a way of its own while the step runs.
     both_s, sum_s = fmean(s.step_s for s in warm), m.alone_s + resident_s
-    workers = loader.num_workers if m.is_data_loader else int(both_s < OVERLAPS * sum_s)
+    workers = loader.num_workers if m.is_data_loader else int(both_s < OVERLAP_RATIO * sum_s)
     m.stages, wall_s, cpu_s = _stages(m, alone, workers)
     first_s = fmean(stretch.startup_s for stretch in warm)
     m.now = Demand(
@@ -333,7 +334,7 @@ def _device(m: Measured) -> tuple[float, float]:
     seen = [m.resident_on_device] if m.resident_on_device else m.of("resident")
     readings = [stretch.readings for stretch in seen]
     waits_s = fmean(each.waited_s - each.copy_wait_s for each in readings)
-    synchronizes = fmean(each.syncs for each in readings) > OFTEN
+    synchronizes = fmean(each.syncs for each in readings) > BLOCKING_SYNCS_PER_STEP
     return fmean(each.device_s for each in readings), waits_s if synchronizes else 0.0
 
 
@@ -371,7 +372,7 @@ def _stages(
     if not probed_s:
         return seen, m.alone_s, fmean(s.cpu_s for s in alone)
     starts = any(stretch.epochs > 1 for stretch in alone)  # starting workers is in it
-    scale = 1.0 if starts else max(cpu_s / probed_s, LEAST_TOGETHER)
+    scale = 1.0 if starts else max(cpu_s / probed_s, LEAST_CPU_RATIO)
     seen = tuple(
         replace(s, cpu_s=s.cpu_s * scale, wall_s=s.wait_s + (s.wall_s - s.wait_s) * scale)
         for s in seen
@@ -390,8 +391,8 @@ def _rows(measured: Measured, alone: Sequence[Stretch]) -> tuple[Row, ...]:
     total_s = measured.alone_s * max(now.workers, 1)
     if not measured.stages:
         return (Row(name=UNEXPLAINED, kind=UNEXPLAINED, seconds=total_s, share=1.0),)
-    sent = BYTES if measured.batch_bytes > SMALL_BYTES else OVERHEAD
-    if measured.objects > MANY_OBJECTS:
+    sent = BYTES if measured.batch_bytes > SMALL_BATCH_BYTES else OVERHEAD
+    if measured.objects > MANY_OBJECTS_PER_BATCH:
         sent = SERIALIZATION
     parts = [] if now.workers else [("sampler", SAMPLER, measured.probe.sampler_s)]
     for stage in measured.stages:
@@ -406,23 +407,23 @@ def _rows(measured: Measured, alone: Sequence[Stretch]) -> tuple[Row, ...]:
     known_s = sum(seconds for _, _, seconds in parts)
     rest_s = max(total_s - known_s, 0.0)
     queued = [stretch.queued_s for stretch in alone if stretch.queued_s is not None]
-    idle = fmean(stretch.idle for stretch in alone) > IDLE
+    idle = fmean(stretch.idle for stretch in alone) > IDLE_CORES_SHARE
     queued_s = min(fmean(queued) if queued else rest_s * (not idle), rest_s)
     parts.append((NO_CORE, NO_CORE, queued_s))
     rest_s -= queued_s
     if measured.is_data_loader:
         made_s = sum(stage.wall_s for stage in measured.stages)
         empty_s = measured.empty_s * max(now.workers, 1)
-        is_small = made_s < SMALL_WORK * measured.empty_s
+        is_small = made_s < SMALL_WORK_RATIO * measured.empty_s
         handed_s = rest_s if is_small else min(empty_s, rest_s)
         parts.append(("handing over a batch", OVERHEAD, handed_s))
         rest_s -= handed_s
     if now.workers and measured.is_data_loader:
-        if now.take_s > BUSY * measured.alone_s:
+        if now.take_s > MAIN_PROCESS_BUSY_SHARE * measured.alone_s:
             draws = measured.probe.sampler_s > 0.5 * now.take_s
             parts.append(("waiting for the main process", SAMPLER if draws else sent, rest_s))
             rest_s = 0.0
-        elif now.workers > 1 and idle and rest_s > HINDERED * total_s:
+        elif now.workers > 1 and idle and rest_s > CONTENTION_SHARE * total_s:
             # Batches come in order: the others wait for a late one, once their queues are full.
             lasts_s = measured.ahead * now.workers * measured.pace_s
             late = ("waiting for a late batch", JITTER)

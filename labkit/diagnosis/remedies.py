@@ -19,32 +19,30 @@ from labkit.diagnosis.predict import (
     BYTES,
     EACH_OTHER,
     JITTER,
-    MANY_OBJECTS,
     OVERHEAD,
-    SMALL_BYTES,
     UNEXPLAINED,
     Measured,
 )  # fmt: skip
 from labkit.diagnosis.stages import COLLATE, SAMPLER, Stage
+from labkit.diagnosis.thresholds import (
+    DEVICE_BOUND_CEILING,
+    EASY_GAIN_SHARE,
+    EASY_TO_BEST_GAIN_SHARE,
+    EQUAL_GAIN_DIFFERENCE,
+    LOADER_BOUND_CEILING,
+    MANY_OBJECTS_PER_BATCH,
+    MODERATELY_INPUT_BOUND_SHARE,
+    NEGLIGIBLE_OVERHEAD_SHARE,
+    PER_BATCH_OVERHEAD_SHARE,
+    SMALL_BATCH_BYTES,
+    UNEXPLAINED_SHARE,
+)  # fmt: skip
 
-# EVIDENCE 1: below, between and above these shares of the time a training is not, moderately and
-# highly input-bound.
-MODERATELY, HIGHLY = 0.05, 0.20
 COMPUTE, DUPLICATED, SHARED_MEMORY = "compute", "duplicated work", "shared memory"
 MOST_WORKERS = 16
 MOST_AHEAD_BYTES = 2 << 30
 RESET_S = 0.01  # start of an epoch with persistent workers, which only get a new order
-MUCH = 0.3  # of the loader's time, which every batch takes whatever is in it
-VANISHES = 0.05  # of the time: so much overhead does not matter
-DEVICE_BOUND = 0.9  # the ceiling from which faster computing is tried
-LOADER_BOUND = 0.8  # the ceiling up to which the loader is the limit
-UNKNOWN_SHARE = 1 / 3  # that is not explained: then no known part is called the bottleneck
-MOST = 5
-# Gains closer to each other than this are equal: the easier change comes first.
-EQUAL = 0.03
-# An easy change is the answer if it saves this share of what the best easy change saves; work to
-# rewrite is the answer only where easy changes save less than the second share of what it may.
-MOST_OF_IT, ENOUGH_OF_IT = 0.8, 0.4
+MOST_REMEDIES = 5  # that a diagnosis returns, the best first
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,7 +143,7 @@ def _overhead_s(m: Measured) -> float:
 
 
 def _small_batches(m: Measured) -> Sequence:
-    return _given(m.samples > 0 and m.share_of(OVERHEAD) > MUCH)
+    return _given(m.samples > 0 and m.share_of(OVERHEAD) > PER_BATCH_OVERHEAD_SHARE)
 
 
 def _in_large_batches(m: Measured, _: object) -> dict[str, Any]:
@@ -167,7 +165,7 @@ def _in_large_batches(m: Measured, _: object) -> dict[str, Any]:
 
 def _enough_samples(m: Measured) -> str:
     rest_s = max(m.epoch_s / m.steps - _overhead_s(m), 1e-9) / m.samples
-    power = math.ceil(math.log2(max(_overhead_s(m) / VANISHES / rest_s, 1)))
+    power = math.ceil(math.log2(max(_overhead_s(m) / NEGLIGIBLE_OVERHEAD_SHARE / rest_s, 1)))
     return f"{2**power:,}"
 
 
@@ -207,7 +205,7 @@ FEWER = {"float64": ("float32", 0.5), "float32": ("uint8", 0.25)}
 
 def _wide(m: Measured) -> Sequence[str]:
     """Return the dtype that takes most of a batch, where a smaller one would do."""
-    if m.batch_bytes < SMALL_BYTES:
+    if m.batch_bytes < SMALL_BATCH_BYTES:
         return ()
     dtype = max(m.loop.sizes, key=m.loop.sizes.get)
     # Pixels only, and only where something else than the host can make floats of them.
@@ -380,7 +378,7 @@ REMEDIES = (
          change="do it in the data set, where workers run it beside the step, or on the device"),
     *(
         Line(name, COMPUTE,
-             lambda m: _given(m.loop.model is not None and m.ceiling > DEVICE_BOUND),
+             lambda m: _given(m.loop.model is not None and m.ceiling > DEVICE_BOUND_CEILING),
              only_tried, lambda m, _: "the device is the limit", change,
              lambda m, _, knob=knob: {"model": knob})  # type: ignore[misc]
         for knob, name, change in (
@@ -407,15 +405,15 @@ REMEDIES = (
          _in_large_batches,
          lambda m, _: f"{units.seconds(_overhead_s(m))} a batch do not depend on its "
          f"{units.count(m.samples, m.unit[:-1])}; from {_enough_samples(m)} on they are below "
-         f"{units.whole_percent(VANISHES)}",
+         f"{units.whole_percent(NEGLIGIBLE_OVERHEAD_SHARE)}",
          lambda m, _: f"batch_size={_enough_samples(m)}", easy=False),
     # Where the loader is fast enough, bytes matter for the copy to the device alone.
-    Line("fewer bytes", "transfer", lambda m: _wide(m) if m.ceiling > LOADER_BOUND else (),
+    Line("fewer bytes", "transfer", lambda m: _wide(m) if m.ceiling > LOADER_BOUND_CEILING else (),
          _fewer_bytes, _why_fewer, _write_fewer, easy=False),
-    Line("fewer bytes", BYTES, lambda m: _wide(m) if m.ceiling <= LOADER_BOUND else (),
+    Line("fewer bytes", BYTES, lambda m: _wide(m) if m.ceiling <= LOADER_BOUND_CEILING else (),
          _fewer_bytes, _why_fewer, _write_fewer, easy=False),
     Line("cheaper serialization", "serialization",
-         lambda m: _given(m.now.workers > 0 and m.objects > MANY_OBJECTS),
+         lambda m: _given(m.now.workers > 0 and m.objects > MANY_OBJECTS_PER_BATCH),
          lambda m, _: {"take_s": 0.0, "cpu_s": sum(s.cpu_s for s in m.stages),
                        "wall_s": sum(s.wall_s for s in m.stages), "hindered_s": 0.0},
          lambda m, _: f"a batch holds {m.objects:,} Python objects, which take "
@@ -523,7 +521,8 @@ def worth_it(proposed: Sequence[Remedy]) -> list[Remedy]:
         if remedy.normalized_time > 1 - DELTA or is_in_vain:
             continue
         key = remedy.change if is_bound and not remedy.knobs else remedy.name
-        if key not in kept or remedy.normalized_time < kept[key].normalized_time - EQUAL:
+        best = kept.get(key)
+        if best is None or remedy.normalized_time < best.normalized_time - EQUAL_GAIN_DIFFERENCE:
             kept[key] = remedy
     return list(kept.values())
 
@@ -536,9 +535,9 @@ def in_order(m: Measured, gains: Sequence[Remedy]) -> tuple[str, tuple[Remedy, .
         key=lambda remedy: (remedy.measured is None, remedy.normalized_time),
     )
     if first is None:
-        is_hidden = not gains and min(m.stalls()) < MODERATELY
-        return COMPUTE if is_hidden else UNEXPLAINED, tuple(rest[:MOST])
-    return first.bottleneck, (first, *rest[: MOST - 1])
+        is_hidden = not gains and min(m.stalls()) < MODERATELY_INPUT_BOUND_SHARE
+        return COMPUTE if is_hidden else UNEXPLAINED, tuple(rest[:MOST_REMEDIES])
+    return first.bottleneck, (first, *rest[: MOST_REMEDIES - 1])
 
 
 def _first(m: Measured, gains: Sequence[Remedy]) -> Remedy | None:
@@ -546,13 +545,13 @@ def _first(m: Measured, gains: Sequence[Remedy]) -> Remedy | None:
     for remedy in gains:
         if remedy.bottleneck == DUPLICATED:
             return remedy
-    unknown = m.share_of(UNEXPLAINED) > UNKNOWN_SHARE
+    unknown = m.share_of(UNEXPLAINED) > UNEXPLAINED_SHARE
     # Bounds of a loader whose time is not explained name a known part of it.
     easy = [one for one in gains if one.easy and not (unknown and one.knobs and not one.measured)]
     most = 1 - _best(gains).normalized_time
     most_easy = 1 - _best(easy).normalized_time if easy else 0.0
-    if most_easy >= ENOUGH_OF_IT * most:
-        enough = (one for one in easy if 1 - one.normalized_time >= MOST_OF_IT * most_easy)
+    if most_easy >= EASY_TO_BEST_GAIN_SHARE * most:
+        enough = (one for one in easy if 1 - one.normalized_time >= EASY_GAIN_SHARE * most_easy)
         bottleneck = next(enough).bottleneck
         return _best([remedy for remedy in easy if remedy.bottleneck == bottleneck])
     if unknown:

@@ -7,14 +7,17 @@ from typing import TYPE_CHECKING
 
 from labkit import units
 from labkit.diagnosis.predict import UNEXPLAINED, Measured
-from labkit.diagnosis.remedies import COMPUTE, HIGHLY, UNKNOWN_SHARE, Remedy, bytes_in_words
+from labkit.diagnosis.remedies import COMPUTE, Remedy, bytes_in_words
+from labkit.diagnosis.thresholds import (
+    INPUT_BOUND_SHARE,
+    LISTED_SHARE,
+    SHOWN_SHARE,
+    UNEXPLAINED_SHARE,
+)  # fmt: skip
 from labkit.machine import shared_memory
 
 if TYPE_CHECKING:
     from labkit.diagnosis.diagnose import Diagnosis
-
-SHOWN_SHARE, MOST_ROWS = 0.03, 5
-LISTED_SHARE = 0.005  # of a batch's time: less is no row of the details
 
 
 def screen(found: Diagnosis) -> Iterator[str]:
@@ -96,7 +99,7 @@ def _verdict(found: Diagnosis) -> str:
     said += " of the time is not hidden behind computing"
     if m.now.fetch_s:
         said += f", of which the medium takes {units.percent(m.now.fetch_s * m.steps / m.epoch_s)}"
-    if m.share_of(UNEXPLAINED) > UNKNOWN_SHARE and found.bottleneck != COMPUTE:
+    if m.share_of(UNEXPLAINED) > UNEXPLAINED_SHARE and found.bottleneck != COMPUTE:
         known = next((row for row in m.rows if row.kind != UNEXPLAINED), None)
         if found.bottleneck != UNEXPLAINED:
             said += f". Bottleneck: {found.bottleneck}"
@@ -104,7 +107,7 @@ def _verdict(found: Diagnosis) -> str:
         if known:
             said += f"; the largest known part is {known.name}, {units.whole_percent(known.share)}"
         return f"{said}."
-    if found.bottleneck == COMPUTE and max(m.stalls()) >= HIGHLY:
+    if found.bottleneck == COMPUTE and max(m.stalls()) >= INPUT_BOUND_SHARE:
         return f"{said}. Whether data loading is the bottleneck is not certain; raise budget_s."
     if found.bottleneck == COMPUTE:
         return f"{said}. Data loading is not the bottleneck."
@@ -127,6 +130,6 @@ def _time(remedy: Remedy) -> str:
 
 def _rows(m: Measured) -> str:
     shown = [row for row in m.rows if row.share >= SHOWN_SHARE and row.kind != UNEXPLAINED]
-    said = [f"{row.name} {units.whole_percent(row.share)}" for row in shown[:MOST_ROWS]]
+    said = [f"{row.name} {units.whole_percent(row.share)}" for row in shown[:5]]
     rest = m.share_of(UNEXPLAINED)
     return ", ".join([*said, f"{UNEXPLAINED} {units.whole_percent(rest)}"]) if m.rows else ""

@@ -24,8 +24,9 @@ from labkit.diagnosis import loaders, measure, predict, remedies
 from labkit.diagnosis.devices import find_device
 from labkit.diagnosis.diagnose import conclude
 from labkit.diagnosis.measure import Loop
-from labkit.diagnosis.predict import OFTEN, Measured
+from labkit.diagnosis.predict import Measured
 from labkit.diagnosis.stages import Stages
+from labkit.diagnosis.thresholds import BLOCKING_SYNCS_PER_STEP
 from labkit.machine import shared_memory
 from labkit.machine.clock import SystemClock
 from labkit.machine.usage import own_cpu_s
@@ -229,7 +230,8 @@ class Locked(Slow):
 
 @pytest.mark.alone
 def test_workers_that_wait_for_each_other_are_told_from_busy_ones(monkeypatch):
-    monkeypatch.setattr(predict, "IDLE", -1.0)  # whatever other programs use the cores for
+    # Whatever other programs use the cores for.
+    monkeypatch.setattr(predict, "IDLE_CORES_SHARE", -1.0)
     step = Simulated(ms=1)
     found = diagnose(DataLoader(Locked(), batch_size=4, num_workers=2), step, device=step.device)
     assert found.bottleneck == "workers wait for each other"
@@ -247,7 +249,8 @@ class Late(Waiting):
 
 @pytest.mark.alone
 def test_workers_that_wait_for_a_late_batch_need_more_ahead(monkeypatch):
-    monkeypatch.setattr(predict, "IDLE", -1.0)  # whatever other programs use the cores for
+    # Whatever other programs use the cores for.
+    monkeypatch.setattr(predict, "IDLE_CORES_SHARE", -1.0)
     step = Simulated(ms=5)
     loader = DataLoader(Late(240, cpu_s=0.001), batch_size=2, num_workers=2, prefetch_factor=1)
     # Long enough to look at some late batches in a worker.
@@ -310,7 +313,7 @@ def test_equal_samples_are_not_taken_for_duplicates():
 
 def test_a_model_that_is_given_learns_nothing_and_is_tried_in_other_forms(monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda function: function)  # takes a minute
-    monkeypatch.setattr(remedies, "DEVICE_BOUND", 0.0)  # whatever else this machine does
+    monkeypatch.setattr(remedies, "DEVICE_BOUND_CEILING", 0.0)  # whatever else this machine does
     layers = torch.nn.Conv2d(3, 16, 3), torch.nn.Flatten(), torch.nn.Linear(576, 2)
     model = torch.nn.Sequential(*layers)
     model.register_buffer("steps", torch.zeros(1), persistent=False)
@@ -628,7 +631,7 @@ def test_what_waits_for_a_gpu_is_counted_and_what_ran_on_it_is_timed(read):
             read((picture @ picture).sum())
 
     seen = find_device(None).profile(run, 20)
-    assert (seen.syncs > OFTEN) == (read is torch.Tensor.item)
+    assert (seen.syncs > BLOCKING_SYNCS_PER_STEP) == (read is torch.Tensor.item)
     assert 0 < seen.device_s < 1
     assert 0 < seen.waited_s < 1
 
