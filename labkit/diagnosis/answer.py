@@ -80,13 +80,13 @@ class Facts:
 
     def as_json(self) -> dict[str, Any]:
         """Return all facts, and the answer, as JSON can hold them."""
-        found = asdict(self)
-        phases = found.pop("phases")
+        facts = asdict(self)
+        phases = facts.pop("phases")
         for name in ("training", "validation"):
             phase = getattr(self.phases, name)
             more = {"images_per_s": phase.images_per_s, "loading_share": phase.loading_share}
             phases[name] |= more
-        return phases | {"run_s": self.phases.run_s} | found | {"answer": asdict(answer(self))}
+        return phases | {"run_s": self.phases.run_s} | facts | {"answer": asdict(answer(self))}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,20 +199,22 @@ def _cause(phase: Phase, cpu: Cpu | None) -> str:
 # --- lines ------------------------------------------------------------------------------------
 
 
-def lines(facts: Facts, following: str = "", said: Answer | None = None) -> list[str]:
+def lines(facts: Facts, following: str = "", conclusion: Answer | None = None) -> list[str]:
     """Return what was measured and the answer, in at most six lines.
 
     Args:
         facts: what was measured.
         following: the command that goes on where loading is, or may be, the problem.
-        said: the answer; unset: what these facts say.
+        conclusion: the answer to print.  Default: `answer(facts)`.
     """
-    said = said or answer(facts)
-    found = [] if facts.phases.unseen else [phase_line(facts), *_run_line(facts.phases)]
-    found += [_machine_line(facts)] if found else []
-    found.append(said.sentence)
-    found += [f"Cause: {said.cause}."] if said.cause else []
-    return [*found, f"Next: {following}"] if following and said.verdict != "no problem" else found
+    conclusion = conclusion or answer(facts)
+    rows = [] if facts.phases.unseen else [phase_line(facts), *_run_line(facts.phases)]
+    rows += [_machine_line(facts)] if rows else []
+    rows.append(conclusion.sentence)
+    rows += [f"Cause: {conclusion.cause}."] if conclusion.cause else []
+    if following and conclusion.verdict != "no problem":
+        rows.append(f"Next: {following}")
+    return rows
 
 
 def phase_line(facts: Facts) -> str:
@@ -292,15 +294,16 @@ def lines_of_ranks(
     shares = {row["rank"]: row["training"]["loading_share"] for row in rows}
     slowest = max(shares, key=shares.get)
     most_of_others = max(share for rank, share in shares.items() if rank != slowest)
-    (said,) = (Answer(**row["answer"]) for row in rows if row["rank"] == slowest)
+    (conclusion,) = (Answer(**row["answer"]) for row in rows if row["rank"] == slowest)
     apart = shares[slowest] - most_of_others
-    start = said.sentence.partition(":")[0]
-    is_training = said.verdict in ("problem", "small problem") and not start.endswith("validation")
+    start = conclusion.sentence.partition(":")[0]
+    is_problem = conclusion.verdict in ("problem", "small problem")
+    is_training = is_problem and not start.endswith("validation")
     if is_training and apart >= REPORTED_SHARE:
         share, most = units.percent(shares[slowest]), units.percent(most_of_others)
         waits = f"rank {slowest} waits for data {share} of its time, and the other ranks"
         waits = f"{waits}, which wait for data at most {most} of theirs, wait for it"
-        said = replace(said, sentence=f"{start}: {waits}.")
+        conclusion = replace(conclusion, sentence=f"{start}: {waits}.")
     table = [["rank", "images/s", "waiting for data", "step"]]
     for row in rows:
         training = row["training"]
@@ -308,5 +311,5 @@ def lines_of_ranks(
         step = units.seconds(training["step_s"] / training["steps"])
         table.append([str(row["rank"]), rate, units.percent(training["loading_share"]), step])
     widths = [max(map(len, column)) for column in zip(*table)]
-    found = ["  ".join(map(str.rjust, row, widths)) for row in table]
-    return [*found, *lines(facts, following, said)]
+    table_lines = ["  ".join(map(str.rjust, row, widths)) for row in table]
+    return [*table_lines, *lines(facts, following, conclusion)]

@@ -63,7 +63,8 @@ def diagnose(
     """Find what limits the speed of a training; try what helps, and bound what cannot be tried.
 
     Args:
-        loader: any iterable of batches: dicts, tuples, nested; most is found of torch's DataLoader.
+        loader: any iterable of batches: dicts, tuples, nested.  A torch DataLoader allows the most
+            detailed diagnosis.
         step: called with a batch; may train a model, which is changed by some hundred steps on few
             batches unless it is given as `model`.
         model: what the step trains; its state is restored afterwards.  Where the device is the
@@ -111,11 +112,11 @@ def diagnose(
             loader = stack.enter_context(loaders.copied(loader))
         loop = Loop(loader, step, model=model)
         m = collect(loop, files=paths, device=device, budget_s=budget_s, say=say)
-        found = conclude(m)
-        if found.proposed and not m.broken:
+        diagnosis = conclude(m)
+        if diagnosis.proposed and not m.broken:
             cold = paths if m.now.fetch_s else ()
-            found = conclude(m, try_remedies(m, found.proposed, cold, budget_s, say))
-    return found
+            diagnosis = conclude(m, try_remedies(m, diagnosis.proposed, cold, budget_s, say))
+    return diagnosis
 
 
 @contextmanager
@@ -137,7 +138,7 @@ def _bar(shown: bool) -> Iterator[Callable[[str, float], None]]:
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """What was found; shows itself on one screen."""
+    """The result of a diagnosis; its text fits on one screen."""
 
     verdict: str = "not measured"
     """How much the training waits for its input: not, moderately or highly input-bound."""

@@ -363,15 +363,15 @@ def _install(hook: Hook) -> ExitStack:
         replace(module, "backward", make)
 
     def put(own: Callable) -> Callable:
-        def put(held: queue.Queue, item: object, *args: object, **options: object) -> None:
-            hook.tag(held, item)
-            own(held, item, *args, **options)
+        def put(channel: queue.Queue, item: object, *args: object, **options: object) -> None:
+            hook.tag(channel, item)
+            own(channel, item, *args, **options)
 
         return put
 
     def get(own: Callable) -> Callable:
-        def get(held: Any, *args: object, **options: object) -> object:
-            return hook.take(lambda: own(held, *args, **options), held)
+        def get(channel: Any, *args: object, **options: object) -> object:
+            return hook.take(lambda: own(channel, *args, **options), channel)
 
         return get
 

@@ -399,12 +399,12 @@ def in_one_line(error: Exception) -> str:
     """Return what the user's loader or step raised, in one line."""
     if isinstance(error, Stopped):
         return str(error)
-    said = one_line(error)
+    message = one_line(error)
     if "Original Traceback" in str(error):
-        return f"{said} (in a loader worker)"
-    if isinstance(error, EOFError | ConnectionError) or "DataLoader worker" in said:
-        return f"a loader worker ended while it was waited for ({said}); memory may have run out"
-    return said
+        return f"{message} (in a loader worker)"
+    if isinstance(error, EOFError | ConnectionError) or "DataLoader worker" in message:
+        return f"a loader worker ended while it was waited for ({message}); memory may have run out"
+    return message
 
 
 def _measure(
@@ -613,8 +613,8 @@ def _look_into_step(m: Measured, seconds: float) -> None:
             batches = [loaders.move_batch(each, device.torch_device) for each in loop.resident]
             loop.step(whole(batches[0]))
         except Exception as error:  # such as batch.numpy(), or no memory for them
-            said = in_one_line(error)
-            m.notes.append(f"copying was not timed: no step with batches on the device: {said}")
+            message = in_one_line(error)
+            m.notes.append(f"copying was not timed: no step with batches on the device: {message}")
             batches, m.pageable_s = loop.resident, 0.0
         # Waiting spins, so only CUDA's profile tells it from work.  One step more is skipped.
         readings = device.profile(lambda: loop.compute(0.0, batches), 1 + FEWEST_STEPS)

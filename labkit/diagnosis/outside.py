@@ -72,10 +72,10 @@ def watch_from_outside(pid: int, clock: Clock | None = None) -> str:
         raise ValueError("--pid must be used on Linux, which tells what a process does")
     sight = _look(pid, clock or SystemClock())
     answer, why = conclude(sight)
-    said = f"Loading is {answer} the limit"
+    conclusion = f"Loading is {answer} the limit"
     if answer == "cannot tell":
-        said = "Whether loading is the limit cannot be told from outside"
-    return "\n".join([*_lines(sight), f"{said}: {why}."])
+        conclusion = "Whether loading is the limit cannot be told from outside"
+    return "\n".join([*_lines(sight), f"{conclusion}: {why}."])
 
 
 def conclude(sight: Sight) -> tuple[Literal["likely", "unlikely", "cannot tell"], str]:

@@ -147,7 +147,7 @@ class Measured:
     """As fast as they are while all workers run."""
     rows: tuple[Row, ...] = ()
     """A batch's way through a worker, most time first; "not explained" is one of them."""
-    knobs: Mapping[str, Any] = field(default_factory=dict)
+    arguments: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of the DataLoader; empty for other loaders."""
     objects: int = 0
     """Of a batch, other than tensors and arrays."""
@@ -166,7 +166,7 @@ class Measured:
     @property
     def is_data_loader(self) -> bool:
         """Return whether the loader is torch's DataLoader."""
-        return bool(self.knobs)
+        return bool(self.arguments)
 
     @property
     def batch_bytes(self) -> int:
@@ -176,7 +176,7 @@ class Measured:
     @property
     def ahead(self) -> int:
         """Return how many batches each worker prepares ahead."""
-        return int(self.knobs.get("prefetch_factor", loaders.DEFAULT_PREFETCH_FACTOR))
+        return int(self.arguments.get("prefetch_factor", loaders.DEFAULT_PREFETCH_FACTOR))
 
     @property
     def pace_s(self) -> float:
@@ -285,7 +285,7 @@ def summarize(m: Measured) -> None:
     m.samples = loaders.count_samples(first, getattr(loader, "batch_size", None))
     m.unit = "images" if any(getattr(array, "ndim", 0) == 4 for array in arrays) else "samples"
     m.objects = len(loaders.leaves(first)) - len(arrays)
-    m.knobs = loaders.knobs_of(loader) if loaders.is_data_loader(loader) else {}
+    m.arguments = loaders.arguments_of(loader) if loaders.is_data_loader(loader) else {}
 
     has_device = loop.device.has_queue
     if not has_device:  # there libraries compute the step

@@ -80,10 +80,10 @@ class CallGraph:
     def __repr__(self) -> str:
         """Return pyinstrument's tree of the main process, and of the workers."""
         took = units.seconds(self.main.duration)
-        said = [f"{units.count(self.steps, 'step')} in {took}", *self.notes]
+        facts = [f"{units.count(self.steps, 'step')} in {took}", *self.notes]
         if self.error is not None:
-            said.append(f"ended early: {type(self.error).__name__}: {self.error}")
-        parts = [" · ".join(said), "Main process", _tree(self.main)]
+            facts.append(f"ended early: {type(self.error).__name__}: {self.error}")
+        parts = [" · ".join(facts), "Main process", _tree(self.main)]
         if self.workers is not None:
             workers = units.count(self.worker_count, "worker")
             parts += [f"{workers}, times added up", _tree(self.workers)]

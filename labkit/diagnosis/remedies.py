@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from labkit import units
 from labkit.analysis.statistics import DELTA
-from labkit.diagnosis.loaders import DEFAULT_PREFETCH_FACTOR, OneThread, knobs_of, line_of
+from labkit.diagnosis.loaders import DEFAULT_PREFETCH_FACTOR, OneThread, arguments_of, line_of
 from labkit.diagnosis.predict import (
     BYTES,
     EACH_OTHER,
@@ -60,7 +60,7 @@ class Remedy:
     """What to write."""
     easy: bool = True
     """Whether it is a line to change, not work to rewrite."""
-    knobs: Mapping[str, Any] = field(default_factory=dict)
+    arguments: Mapping[str, Any] = field(default_factory=dict)
     """Arguments with which the lab tries it; empty where it cannot."""
     measured: float | None = None
     """Normalized time of an epoch as tried; None where it was not."""
@@ -85,7 +85,7 @@ class Line(NamedTuple):
     """Demands with it; None where only a trial can tell."""
     reason: Callable[[Measured, Any], str]
     change: Callable[[Measured, Any], str] | str
-    knobs: Callable[[Measured, Any], Mapping[str, Any]] | None = None
+    arguments: Callable[[Measured, Any], Mapping[str, Any]] | None = None
     """DataLoader arguments, or a change of the model, with which it is tried."""
     easy: bool = True
 
@@ -246,11 +246,11 @@ def bytes_in_words(m: Measured) -> str:
     if not m.loop.sizes or not m.samples:
         return ""
     dtype = max(m.loop.sizes, key=m.loop.sizes.get)
-    said = f"{dtype}, {units.count_bytes(m.batch_bytes / m.samples)}"
+    words = f"{dtype}, {units.count_bytes(m.batch_bytes / m.samples)}"
     if _wide(m):
         other, share = FEWER[dtype]
-        said += f"; {other} would be {'half' if share == 0.5 else 'a quarter'}"
-    return said
+        words += f"; {other} would be {'half' if share == 0.5 else 'a quarter'}"
+    return words
 
 
 def _less(m: Measured, less_s: float, *names: str) -> dict[str, Any]:
@@ -308,7 +308,7 @@ def only_tried(m: Measured, subject: object) -> None:
 # The easiest change first.
 REMEDIES = (
     Line("persistent workers", "start-up",
-         lambda m: _given(m.now.workers > 0 and "persistent_workers" not in m.knobs),
+         lambda m: _given(m.now.workers > 0 and "persistent_workers" not in m.arguments),
          lambda m, _: {"startup_s": min(m.now.startup_s, RESET_S / m.steps)},
          lambda m, _: f"starting workers takes {units.seconds(m.now.startup_s * m.steps)} of every "
          f"epoch of {units.count(m.steps, 'step')}",
@@ -326,7 +326,7 @@ REMEDIES = (
          lambda m, _: f"{m.now.workers} workers × {m.probe.threads:.2g} threads share "
          f"{m.now.cores} cores",
          "", lambda m, _: {
-             "worker_init_fn": OneThread(m.knobs.get("worker_init_fn"), m.loop.has_opencv)
+             "worker_init_fn": OneThread(m.arguments.get("worker_init_fn"), m.loop.has_opencv)
          }),
     Line("no workers", OVERHEAD,
          lambda m: _given(m.now.workers > 0 and bool(_small_batches(m))),
@@ -380,8 +380,8 @@ REMEDIES = (
         Line(name, COMPUTE,
              lambda m: _given(m.loop.model is not None and m.ceiling > DEVICE_BOUND_CEILING),
              only_tried, lambda m, _: "the device is the limit", change,
-             lambda m, _, knob=knob: {"model": knob})  # type: ignore[misc]
-        for knob, name, change in (
+             lambda m, _, key=key: {"model": key})  # type: ignore[misc]
+        for key, name, change in (
             ("bf16", "bf16 autocast", "with torch.autocast(device.type, torch.bfloat16): …"),
             ("channels_last", "channels last", "model.to(memory_format=torch.channels_last)"),
             ("compile", "torch.compile", "model.compile()"),
@@ -458,7 +458,7 @@ def propose(m: Measured) -> tuple[Remedy, ...]:
 
     They are bounds until they are tried.
     """
-    found = []
+    remedies = []
     for line in REMEDIES:
         for subject in line.subjects(m):
             left = line.leaves(m, subject)
@@ -466,44 +466,45 @@ def propose(m: Measured) -> tuple[Remedy, ...]:
             ci_low, ci_high = None, None
             if left is not None and "shorter" not in left:  # a number of steps has no error
                 ci_low, ci_high = m.interval_of(at_best)
-            knobs = line.knobs(m, subject) if line.knobs else {}
+            arguments = line.arguments(m, subject) if line.arguments else {}
             # Arguments to change belong to a DataLoader.
-            helps = (at_best or m.ceiling) <= 1 - DELTA and (m.is_data_loader or not knobs)
-            if not helps and "model" not in knobs:
+            helps = (at_best or m.ceiling) <= 1 - DELTA and (m.is_data_loader or not arguments)
+            if not helps and "model" not in arguments:
                 continue
             change = line.change(m, subject) if callable(line.change) else line.change
-            found.append(
+            remedies.append(
                 Remedy(
                     name=line.name,
                     bottleneck=line.bottleneck,
                     at_best=at_best,
                     reason=line.reason(m, subject),
-                    change=change or line_of({**m.knobs, **knobs}),
+                    change=change or line_of({**m.arguments, **arguments}),
                     easy=line.easy,
-                    knobs=knobs,
+                    arguments=arguments,
                     ci_low=ci_low,
                     ci_high=ci_high,
                 )
             )
-    return tuple(found)
+    return tuple(remedies)
 
 
 def for_shared_memory(m: Measured) -> tuple[Remedy, ...]:
     """Return what makes the batches that workers prepare ahead fit into shared memory."""
-    loader, sizes, found = m.loop.loader, m.loop.sizes, []
-    knobs = knobs_of(loader)
-    held = f"{loader.num_workers * loader.prefetch_factor} batches"
+    loader, sizes, remedies = m.loop.loader, m.loop.sizes, []
+    arguments = arguments_of(loader)
+    batches = f"{loader.num_workers * loader.prefetch_factor} batches"
     if m.batch_bytes:
-        held += f" of {units.count_bytes(m.batch_bytes)}"
-    remedy = partial(Remedy, bottleneck=SHARED_MEMORY, reason=f"workers prepare {held} ahead")
+        batches += f" of {units.count_bytes(m.batch_bytes)}"
+    remedy = partial(Remedy, bottleneck=SHARED_MEMORY, reason=f"workers prepare {batches} ahead")
     if loader.prefetch_factor > DEFAULT_PREFETCH_FACTOR:
         fewer = {"prefetch_factor": DEFAULT_PREFETCH_FACTOR}
-        found.append(remedy(name="less prefetching", change=line_of({**knobs, **fewer})))
+        remedies.append(remedy(name="less prefetching", change=line_of({**arguments, **fewer})))
     if sizes and (dtype := max(sizes, key=sizes.get)) in FEWER:
-        found.append(remedy(name="fewer bytes", change=_write_fewer(None, dtype)))
+        remedies.append(remedy(name="fewer bytes", change=_write_fewer(None, dtype)))
     if loader.num_workers > 1:
-        found.append(remedy(name="fewer workers", change=line_of({**knobs, "num_workers": 1})))
-    return tuple(found)
+        one_worker = line_of({**arguments, "num_workers": 1})
+        remedies.append(remedy(name="fewer workers", change=one_worker))
+    return tuple(remedies)
 
 
 def worth_it(proposed: Sequence[Remedy]) -> list[Remedy]:
@@ -520,7 +521,7 @@ def worth_it(proposed: Sequence[Remedy]) -> list[Remedy]:
         is_in_vain = not is_bound and (remedy.ci_high or 0.0) >= 1
         if remedy.normalized_time > 1 - DELTA or is_in_vain:
             continue
-        key = remedy.change if is_bound and not remedy.knobs else remedy.name
+        key = remedy.change if is_bound and not remedy.arguments else remedy.name
         best = kept.get(key)
         if best is None or remedy.normalized_time < best.normalized_time - EQUAL_GAIN_DIFFERENCE:
             kept[key] = remedy
@@ -547,7 +548,9 @@ def _first(m: Measured, gains: Sequence[Remedy]) -> Remedy | None:
             return remedy
     unknown = m.share_of(UNEXPLAINED) > UNEXPLAINED_SHARE
     # Bounds of a loader whose time is not explained name a known part of it.
-    easy = [one for one in gains if one.easy and not (unknown and one.knobs and not one.measured)]
+    easy = [
+        one for one in gains if one.easy and not (unknown and one.arguments and not one.measured)
+    ]
     most = 1 - _best(gains).normalized_time
     most_easy = 1 - _best(easy).normalized_time if easy else 0.0
     if most_easy >= EASY_TO_BEST_GAIN_SHARE * most:

@@ -163,13 +163,13 @@ class Session:
         waits = self._has_ended and self.watch.rank == 0
         until_s = time.monotonic() + (RANKS_S if waits else 0.0)
         while True:
-            found = []
+            reports = []
             for path in self._folder.glob("*.json"):
                 with suppress(OSError, ValueError):
-                    found.append(json.loads(path.read_text(encoding="utf-8")))
-            ended = sum(each["has_ended"] or not _runs(each["pid"]) for each in found)
+                    reports.append(json.loads(path.read_text(encoding="utf-8")))
+            ended = sum(each["has_ended"] or not _runs(each["pid"]) for each in reports)
             if ended >= here or time.monotonic() >= until_s:
-                return found
+                return reports
             time.sleep(POLL_S)
 
 

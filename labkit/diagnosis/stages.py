@@ -102,8 +102,8 @@ def probe_stages(loader: Iterable, *, seconds: float) -> Stages:
         else:
             recorder = Recorder()
             begin = partial(_made_here, loader, recorder)
-        found = _summarize(*_take(begin, recorder, seconds))
-    return replace(found, sampler_s=_sampler_s(loader)) if is_data_loader(loader) else found
+        stages = _summarize(*_take(begin, recorder, seconds))
+    return replace(stages, sampler_s=_sampler_s(loader)) if is_data_loader(loader) else stages
 
 
 def _sampler_s(loader: DataLoader) -> float:
@@ -261,11 +261,11 @@ def _stages(made: Sequence[Made], queued: float) -> tuple[Stage, ...]:
             stage = spent.setdefault((kind, function if kind == tracer.TRANSFORM else reader), {})
             sums_s = stage.get(function, (0.0, 0.0, 0.0))
             stage[function] = [a + b / len(made) for a, b in zip(sums_s, seconds)]
-    found = []
+    stages = []
     for (kind, owner), functions in spent.items():
         wall_s, thread_s, cpu_s = map(sum, zip(*functions.values()))
         reader = owner if kind == tracer.READ else ""
-        found.append(
+        stages.append(
             Stage(
                 name=max(functions, key=functions.get) + f" in {reader}" * bool(reader),
                 kind=kind,
@@ -274,4 +274,4 @@ def _stages(made: Sequence[Made], queued: float) -> tuple[Stage, ...]:
                 reader=reader,
             )
         )
-    return tuple(sorted(found, key=lambda stage: -stage.wall_s))
+    return tuple(sorted(stages, key=lambda stage: -stage.wall_s))

@@ -95,13 +95,13 @@ class _Recorder:
         # What an ended worker fetched is counted nowhere until its parent has waited for it.
         seen["fetched"] = seen["fetched"].cummax()
         spent = seen.diff()
-        found = pd.DataFrame({"gpu_util": seen["busy_percent"] / 100})
-        found["gpu_memory_bytes"] = seen["used_bytes"]
-        found["read_bytes_per_s"] = spent["fetched"] / spent["at_s"]
+        samples = pd.DataFrame({"gpu_util": seen["busy_percent"] / 100})
+        samples["gpu_memory_bytes"] = seen["used_bytes"]
+        samples["read_bytes_per_s"] = spent["fetched"] / spent["at_s"]
         for busy in seen.filter(like="busy core"):
             core = busy.removeprefix("busy ")
-            found[core] = (spent[busy] / spent[f"total {core}"]).clip(0, 1)
-        return found.set_index(seen["at_s"] - start_s).iloc[1:]
+            samples[core] = (spent[busy] / spent[f"total {core}"]).clip(0, 1)
+        return samples.set_index(seen["at_s"] - start_s).iloc[1:]
 
     def _sample(self) -> None:
         sample: dict[str, Any] = {"fetched": tree_read_bytes(), **self._ask_gpu()}

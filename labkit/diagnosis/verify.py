@@ -61,7 +61,7 @@ def try_remedies(
     """
     loop, seconds = m.loop, TRIALS_SHARE * budget_s
     # What removes something that was measured is more promising than what can only be tried.
-    promising = (remedy for remedy in proposed if remedy.knobs)
+    promising = (remedy for remedy in proposed if remedy.arguments)
     tried = sorted(promising, key=lambda one: (one.at_best is None, one.at_best or m.ceiling))
     if not tried:
         return tuple(proposed)
@@ -105,7 +105,7 @@ def try_remedies(
 
 def _filling_s(m: Measured, remedy: Remedy) -> float:
     """Return how long to try a change of prefetching; 0 for other changes."""
-    ahead = int(remedy.knobs.get("prefetch_factor", 0)) * m.now.workers
+    ahead = int(remedy.arguments.get("prefetch_factor", 0)) * m.now.workers
     return min(QUEUES * ahead * m.epoch_s / m.steps, LONGEST_S)
 
 
@@ -122,7 +122,7 @@ def _with_times(
 
 def _applied(loop: Loop, remedy: Remedy, stack: ExitStack) -> tuple[Iterable, Callable]:
     """Return a loader, and what opens a context, with a remedy applied."""
-    changes = dict(remedy.knobs)
+    changes = dict(remedy.arguments)
     if change := changes.pop("model", ""):
         changed = MODEL_CHANGES[change](loop)
         with changed():  # compiles, before anything is timed

@@ -140,8 +140,8 @@ class Wrapper:
 
     __class__ = property(lambda self: DataLoader)
 
-    def __init__(self, dataset, **knobs):
-        self.base_dataloader = DataLoader(dataset, **knobs)
+    def __init__(self, dataset, **arguments):
+        self.base_dataloader = DataLoader(dataset, **arguments)
 
     def __getattr__(self, name):
         if name == "base_dataloader":
@@ -168,8 +168,8 @@ class Again:
 class OneIterator(DataLoader):
     """Keeps an iterator for all epochs, as timm's MultiEpochsDataLoader does."""
 
-    def __init__(self, dataset, **knobs):
-        super().__init__(dataset, **knobs)
+    def __init__(self, dataset, **arguments):
+        super().__init__(dataset, **arguments)
         object.__setattr__(self, "batch_sampler", Again(self.batch_sampler))
         self.iterator = super().__iter__()
 
@@ -363,15 +363,18 @@ def test_the_line_to_paste_holds_all_arguments_that_are_not_torchs_defaults():
         Slow(), batch_size=4, shuffle=True, num_workers=2, prefetch_factor=2, collate_fn=give_none,
         pin_memory=False, in_order=False, worker_init_fn=print, multiprocessing_context="spawn",
     )  # fmt: skip
-    knobs = loaders.knobs_of(loader)
-    assert loaders.line_of(knobs) == (
+    arguments = loaders.arguments_of(loader)
+    assert loaders.line_of(arguments) == (
         "DataLoader(dataset, batch_size=4, shuffle=True, num_workers=2, collate_fn=give_none, "
         "worker_init_fn=print, multiprocessing_context='spawn', in_order=False)"
     )
-    knobs["worker_init_fn"] = loaders.OneThread(print, has_opencv=False)
+    arguments["worker_init_fn"] = loaders.OneThread(print, has_opencv=False)
     written = "worker_init_fn=lambda i: (print(i), torch.set_num_threads(1)),"
-    assert written in loaders.line_of(knobs)
-    assert loaders.line_of(loaders.knobs_of(DataLoader([1]))) == "DataLoader(dataset, batch_size=1)"
+    assert written in loaders.line_of(arguments)
+    assert (
+        loaders.line_of(loaders.arguments_of(DataLoader([1])))
+        == "DataLoader(dataset, batch_size=1)"
+    )
 
 
 def test_a_stretch_counts_whole_rounds_of_the_workers(monkeypatch):
