@@ -26,7 +26,6 @@ CLASSES = 80
 BATCH_SIZE = 8
 IMAGES = 192  # an epoch of some seconds
 GPU = "resnet50_a100"
-LEARNING_RATE = 0.01
 MEAN_RGB, STD_RGB = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's
 
 
@@ -132,7 +131,7 @@ def _train_on_cuda() -> Callable[[object], None]:
     from labkit.parts.training.model import build_classifier
 
     model = build_classifier().cuda()
-    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 
     def step(batch: Any) -> None:
         pictures, labels = (tensor.cuda() for tensor in batch)

@@ -31,7 +31,6 @@ from labkit.diagnosis.loops import Event, Kind, Loader
 
 STACKS = 20  # of the first batches and optimizer steps of a thread are looked at
 POLL_S = 1e-3  # a queue that is asked again so soon was waited for meanwhile, as MONAI does
-MOST_TAGS = 1000  # of objects in a queue that nobody gets through `Queue.get`
 
 
 class Handed(NamedTuple):
@@ -199,7 +198,7 @@ class Hook:
         handed = self._handed.get(get_ident())
         if handed is not None:
             tags = vars(holder).setdefault("_labkit", {})
-            if len(tags) >= MOST_TAGS:
+            if len(tags) >= 1000:  # nobody takes the objects through `Queue.get`
                 tags.clear()
             tags[id(item)] = handed
 

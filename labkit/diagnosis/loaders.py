@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
 DEFAULT_PREFETCH_FACTOR = 2  # torch's own, where there are workers
-LOOK_S = 4.0  # between two looks whether a worker died
 STALL_S = 30.0  # a loader, worker or step that gives nothing for so long has stalled
 LAST = -1000  # priority of a finalizer: below those of multiprocessing's queues, -5
 FIRST = 4  # times as long may the first batch or step take: workers start, libraries compile
@@ -141,7 +140,7 @@ def _try_often(iterator: weakref.ref, seconds: float) -> tuple[bool, object]:
     """Wait for a batch as torch does, which looks for dead workers only when a wait ends."""
     tried_s, result = 0.0, (False, None)
     while tried_s < seconds and not result[0]:
-        wait_s = min(seconds - tried_s, LOOK_S)
+        wait_s = min(seconds - tried_s, 4.0)  # then torch looks for dead workers
         result = type(iterator())._try_get_data(iterator(), wait_s)
         tried_s += wait_s
     return result

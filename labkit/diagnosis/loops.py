@@ -32,7 +32,6 @@ LOOKED_BACK = 512  # steps whose waits and lengths are kept one by one
 LONGEST_CYCLE = 64  # steps; loaders have fewer workers
 CYCLES = 8  # that waits must have followed
 BIN = 1.05  # quotient of two neighbouring bins of waits: percentiles are exact to 5 %
-SHORTEST_WAIT_S = 1e-6
 
 
 class Event(NamedTuple):
@@ -247,7 +246,7 @@ class Loops:
         loop.wait_s += wait_s
         if loop.drawn == 0:
             loop.starts_s += wait_s
-        loop.bins[math.floor(math.log(max(wait_s, SHORTEST_WAIT_S)) / math.log(BIN))] += 1
+        loop.bins[math.floor(math.log(max(wait_s, 1e-6)) / math.log(BIN))] += 1
         loop.waits.append(wait_s if loop.drawn else 0.0)
         loop.drawn += 1
         loop.pending_images = event.samples

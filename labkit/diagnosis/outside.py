@@ -31,8 +31,6 @@ from labkit.diagnosis.thresholds import (
 from labkit.machine.clock import Clock, SystemClock
 from labkit.machine.usage import cores_s
 
-LOOK_S, PERIOD_S = 10.0, 0.05
-WORKER = "pt_data_worker"  # the name that torch gives a worker's process
 # Functions of the kernel in which a process waits for a network or a file system in user space.
 NETWORK = re.compile("wait_woken|sk_wait|tcp_|inet_|rpc_|nfs|cifs|smb|fuse|request_wait")
 
@@ -141,18 +139,18 @@ def _look(pid: int, clock: Clock) -> Sight:
         raise ValueError(
             f"--pid must be a process of your own, got {pid} of {user}; run it as {user}"
         ) from None
-    workers = [each for each in below if _name(each) == WORKER]
+    workers = [each for each in below if _name(each) == "pt_data_worker"]  # torch's name for them
     read_gpu = _open_gpu(pid)
     seen: Counter[State] = Counter()
     of_workers: Counter[State] = Counter()
     percents: list[int] = []
-    before, until_s = _core_seconds(), clock.now() + LOOK_S
+    before, until_s = _core_seconds(), clock.now() + 10.0
     while clock.now() < until_s and (state := state_of(pid)) != "gone":
         seen[state] += 1
         of_workers.update(state_of(worker) for worker in workers)
         if read_gpu is not None and (percent := read_gpu()) is not None:
             percents.append(percent)
-        clock.sleep_until(clock.now() + PERIOD_S)
+        clock.sleep_until(clock.now() + 0.05)
     del of_workers["gone"]
     busy_s, all_s = (now - then for now, then in zip(_core_seconds(), before))
     return Sight(

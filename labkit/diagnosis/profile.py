@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pyinstrument import Profiler
     from pyinstrument.session import Session
 
-INTERVAL_S, STEP_INTERVAL_S = 0.0002, 0.001
+INTERVAL_S = 0.0002
 NO_DATALOADER = "not a torch DataLoader: only what it does in this thread was seen"
 
 # A forked worker inherits the main process's profiler and has to stop it.
@@ -234,7 +234,7 @@ def kinds_of(run: Callable[[], object], *, on_cuda: bool) -> dict[str, Kind]:
     """
     from pyinstrument import Profiler
 
-    with Profiler(interval=STEP_INTERVAL_S, async_mode="disabled") as profiler:
+    with Profiler(interval=0.001, async_mode="disabled") as profiler:
         run()
     spent: dict[str, Any] = defaultdict(Counter)
     for stack, spent_s in profiler.last_session.frame_records:

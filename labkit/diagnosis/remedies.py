@@ -41,7 +41,6 @@ from labkit.diagnosis.thresholds import (
 COMPUTE, DUPLICATED, SHARED_MEMORY = "compute", "duplicated work", "shared memory"
 MOST_WORKERS = 16
 MOST_AHEAD_BYTES = 2 << 30
-RESET_S = 0.01  # start of an epoch with persistent workers, which only get a new order
 MOST_REMEDIES = 5  # that a diagnosis returns, the best first
 
 
@@ -309,7 +308,8 @@ def only_tried(m: Measured, subject: object) -> None:
 REMEDIES = (
     Line("persistent workers", "start-up",
          lambda m: _given(m.now.workers > 0 and "persistent_workers" not in m.arguments),
-         lambda m, _: {"startup_s": min(m.now.startup_s, RESET_S / m.steps)},
+         # Persistent workers only get a new order at the start of an epoch: 0.01 s.
+         lambda m, _: {"startup_s": min(m.now.startup_s, 0.01 / m.steps)},
          lambda m, _: f"starting workers takes {units.seconds(m.now.startup_s * m.steps)} of every "
          f"epoch of {units.count(m.steps, 'step')}",
          "", lambda m, _: {"persistent_workers": True}),

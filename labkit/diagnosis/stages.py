@@ -30,9 +30,6 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
 COLLATE, SERIALIZATION, SAMPLER = "collate", "serialization", "sampler"
-MOST_BATCHES = 400  # enough for any share
-PATIENCE = 3  # times the seconds that were asked for, to get at least two batches
-DRAWN, DRAWING_S = 100, 0.3  # batches, of which the sampler is timed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,9 +108,9 @@ def _sampler_s(loader: DataLoader) -> float:
     keys = iter(loader._index_sampler)
     next(keys, None)  # draws an order for the whole epoch
     begun_s, drawn = time.perf_counter(), 0
-    for _ in islice(keys, DRAWN):
+    for _ in islice(keys, 100):  # batches
         drawn += 1
-        if time.perf_counter() - begun_s > DRAWING_S:
+        if time.perf_counter() - begun_s > 0.3:
             break
     return (time.perf_counter() - begun_s) / max(drawn, 1)
 
@@ -137,8 +134,9 @@ def _take(
                 with suppress(OSError):  # its worker has died; the iterator is about to say so
                     ForkingPickler.loads(one.parcel)  # frees the batch's memory
             made.append(one._replace(parcel=None))
-            limit_s = seconds if len(made) > 1 else PATIENCE * seconds
-            if time.perf_counter() - begun_s > limit_s or len(made) >= MOST_BATCHES:
+            # Two batches are needed.  400 determine every share well enough.
+            limit_s = seconds if len(made) > 1 else 3 * seconds
+            if time.perf_counter() - begun_s > limit_s or len(made) >= 400:
                 break
     except Exception as error:
         return made, error
