@@ -40,12 +40,12 @@ UNSEEN = {
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """What NVML says of the GPU, during the training's steps."""
+    """Measurements of the GPU by NVML during the training's steps."""
 
     utilization: float | None
     """Share of the time in which a kernel of any program ran."""
     others: float | None
-    """The same of other programs; None where NVML does not tell."""
+    """Utilization by other programs; None if NVML does not report it."""
     used_bytes: int | None
     total_bytes: int | None
 
@@ -59,11 +59,11 @@ class Cpu:
     process: float
     """That it uses."""
     workers: float
-    """That all workers use."""
+    """Cores that all workers use together."""
     per_worker: float | None
     """None without workers."""
     busy_share: float | None
-    """Of the cores that this process may use, by all programs."""
+    """Share of the process's available cores that all programs use."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +97,7 @@ class Answer:
     sentence: str
     cause: str = ""
     speed_up: float | None = None
-    """Of the whole run with loading that takes no time, at most; None where it is not known."""
+    """Largest possible speed-up of the whole run if loading took no time; None if unknown."""
 
 
 def answer(facts: Facts) -> Answer:
@@ -165,7 +165,7 @@ def _cannot_tell(why: str) -> Answer:
 
 
 def _cores_are_busy(cpu: Cpu | None) -> bool:
-    """Whether workers compete for cores, with each other, the training or other programs."""
+    """Return whether workers compete for cores with each other, the training or other programs."""
     if cpu is None or cpu.per_worker is None:
         return False
     if cpu.process + cpu.workers >= CORES_BUSY_SHARE * cpu.cores:

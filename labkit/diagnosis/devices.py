@@ -79,7 +79,7 @@ class Simulated(Host):
         self.label, self.simulated_gpu = str(device.hardware), device
         self._copied = None  # what the step copied last
         self.how: Mapping[str, bool] = {}
-        """Of the last copy: whether pinned, and on a side_stream."""
+        """Whether the last copy was pinned, and whether it used a side_stream."""
 
     def __enter__(self) -> Simulated:
         super().__enter__()

@@ -37,7 +37,7 @@ class Example(NamedTuple):
     files: list[Path]
     """What the loader reads."""
     device: SimulatedGpu | None
-    """The simulated GPU; None on CUDA."""
+    """Simulated GPU; None on CUDA."""
 
 
 class Photos:

@@ -163,7 +163,7 @@ class Hook:
         return batch
 
     def leave(self, number: int) -> None:
-        """Note that a loop was left."""
+        """Record that a loop was left."""
         thread, at_s = get_ident(), self.now()
         self._emit("leave", thread, at_s, at_s, number)
 
@@ -194,7 +194,7 @@ class Hook:
     # --- from thread to thread
 
     def tag(self, holder: object, item: object) -> None:
-        """Note that this thread hands over an item by a queue or a future."""
+        """Record that this thread hands over an item by a queue or a future."""
         handed = self._handed.get(get_ident())
         if handed is not None:
             tags = vars(holder).setdefault("_labkit", {})
@@ -392,7 +392,7 @@ def _install(hook: Hook) -> ExitStack:
 
 
 HOOK = Hook()
-"""Of this process."""
+"""The hook of this process."""
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=HOOK.reset)

@@ -48,7 +48,7 @@ class Event(NamedTuple):
     loader: int = 0
     """Number in the list of loaders."""
     samples: int = 0
-    """Of the batch; 0 where it does not tell."""
+    """Samples of the batch; 0 if unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,7 @@ class Loader:
     epoch_batches: int | None = None
     """None where its length is unknown."""
     is_training: bool = False
-    """The user said so, by `lab.watch`."""
+    """Whether the user marked the loop by `lab.watch`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +119,7 @@ class Phases:
     """Why there is no training phase: no loader was iterated over; no step in the steady state;
     optimizer steps, but no batch before them; the same, and another thread took batches."""
     trains: bool
-    """Whether an optimizer step or a backward pass was seen."""
+    """Return whether an optimizer step or a backward pass was observed."""
 
     @property
     def run_s(self) -> float:

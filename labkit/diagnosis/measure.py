@@ -68,7 +68,7 @@ class Stretch:
 
     arm: str
     steps: int
-    """Those that count."""
+    """Number of measured steps."""
     busy_s: float
     """Mean of a step without the host's waiting for the device or for a core."""
     step_s: float
@@ -79,20 +79,20 @@ class Stretch:
     """From asking for an iterator, or from having one of persistent workers, to its first batch:
     mean of the epochs begun."""
     epochs: int
-    """Whole ones."""
+    """Number of complete epochs."""
     epoch_s: float | None
     """Of an epoch: as measured, or its head and the steady state; None for an unknown length."""
     cpu_s: float
-    """Per step, of this process and its workers."""
+    """CPU seconds per step of this process and its workers."""
     own_cpu_s: float
-    """Per step, of this process."""
+    """CPU seconds per step of this process."""
     queued_s: float | None
     """Per step, for which workers, or else this thread, were ready to run and had no core; None
     where not known."""
     idle: float
     """Share of the machine's cores that nothing ran on."""
     readings: Readings
-    """Of the device, per step."""
+    """Readings of the device, per step."""
 
 
 class Loop:
@@ -268,9 +268,9 @@ class _Usage(NamedTuple):
     cpu_s: float
     own_cpu_s: float
     own_queued_s: float
-    """Of this thread, which waited for a core."""
+    """Seconds in which this thread waited for a core."""
     queued_s: dict[int, float]
-    """Of each descendant's first thread, else of this one."""
+    """Seconds in which each descendant's first thread, or else this thread, waited for a core."""
     busy_cores_s: float
     cores_s: float
 

@@ -43,7 +43,7 @@ class Sight:
 
     trainer: Counter[State]
     workers: Counter[State]
-    """Of all workers, added up."""
+    """States of all workers, added up."""
     worker_count: int
     uses_gpu: bool
     """It has opened an NVIDIA GPU."""

@@ -100,20 +100,20 @@ class Measured:
 
     loop: Loop
     stretches: list[Stretch] = field(default_factory=list)
-    """Of the blocks, in the order of measuring."""
+    """Stretches of all blocks, in the order in which they were measured."""
     first_s: float = 0.0
     """Mean of the first steps, with which a measurement begins."""
     probe: Stages = field(default_factory=Stages)
-    """Of a worker."""
+    """Stages of one worker."""
     host_kinds: dict[str, Kind] = field(default_factory=dict)
     """Kind of the step's work on the host -> share of the step; see `profile.kinds_of`."""
     resident_on_device: Stretch | None = None
     """The step on batches that are on CUDA, with its profile; None for other devices."""
     notes: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
-    """What the user's code raised in a part that the rest did not need."""
+    """Errors of the user's code in parts that the other measurements did not need."""
     broken: str = ""
-    """What ended the measurement early."""
+    """Reason why the measurement ended early."""
     duplicated: bool = False
     """Whether several workers yield, or would yield, the same batches."""
     empty_s: float = 0.0
@@ -130,31 +130,31 @@ class Measured:
     now: Demand = None  # type: ignore[assignment]  # most code runs where it is there
     """None where an arm is missing; then all that follows is not known either."""
     steps: int = 1
-    """Of an epoch."""
+    """Steps of an epoch."""
     epoch_s: float = 0.0
-    """As it is; cold where that takes longer in every block."""
+    """Seconds of an epoch as it is; cold if that takes longer in every block."""
     epoch_ci: tuple[float | None, float | None] = (None, None)
     """95 % interval of an epoch's time ÷ `epoch_s`, over blocks."""
     samples: int = 0
-    """Of a batch; 0 where that is not known."""
+    """Samples of a batch; 0 if unknown."""
     unit: str = "samples"
     """"images", or "samples" where the batches hold no pictures."""
     ceiling_ci: tuple[float | None, float | None] = (None, None)
     """95 % interval of `ceiling`, over blocks."""
     alone_s: float = 0.0
-    """A step of the loader alone."""
+    """Seconds of a step of the loader alone."""
     stages: tuple[Stage, ...] = ()
-    """As fast as they are while all workers run."""
+    """Stages at their speed while all workers run."""
     rows: tuple[Row, ...] = ()
     """A batch's way through a worker, most time first; "not explained" is one of them."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of the DataLoader; empty for other loaders."""
     objects: int = 0
-    """Of a batch, other than tensors and arrays."""
+    """Objects of a batch, without tensors and arrays."""
     syncs_s: float = 0.0
-    """Of a step, waited for the device to finish."""
+    """Seconds of a step in which the host waits for the device to finish."""
     copy_s: float = 0.0
-    """Of a step, for which a copy occupies the device."""
+    """Seconds of a step in which a copy occupies the device."""
     copy_blocks: bool = False
     copy_beside: bool = False
     """Whether copies run beside computing: then `Demand.device_s` does not hold them."""

@@ -44,14 +44,14 @@ class CallGraph:
     """What `call_graph` saw; shows itself as pyinstrument's trees."""
 
     main: Session
-    """Of the main process; see pyinstrument for other renderers."""
+    """Session of the main process; see pyinstrument for other renderers."""
     workers: Session | None = None
     """All workers added up; None where there are none, or none of them wrote its profile."""
     worker_count: int = 0
     steps: int
     notes: tuple[str, ...] = ()
     error: Exception | None = None
-    """What the data set or the step raised, which ended it early."""
+    """Error of the data set or the step that ended the profile early."""
 
     def table(self, n: int = 10) -> pd.DataFrame:
         """Return the functions with the most time of their own, in main process and workers.
@@ -216,9 +216,9 @@ class Kind(NamedTuple):
     """A kind of work in a step."""
 
     share: float
-    """Of the time."""
+    """Share of the time."""
     function: str
-    """Of the user's own, in which most of it is; "" where in none."""
+    """Function of the user's code that takes most of it; "" if there is none."""
 
 
 def kinds_of(run: Callable[[], object], *, on_cuda: bool) -> dict[str, Kind]:

@@ -50,21 +50,21 @@ class Remedy:
 
     name: str
     bottleneck: str
-    """What it removes."""
+    """Bottleneck that the change removes."""
     at_best: float | None = None
     """Bound of the normalized time of an epoch: the time with it ÷ the time without; None where
     only a trial can tell, or the training does not run without it."""
     reason: str
     change: str
-    """What to write."""
+    """Code to write."""
     easy: bool = True
-    """Whether it is a line to change, not work to rewrite."""
+    """Whether the change is one line, without rewriting code."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    """Arguments with which the lab tries it; empty where it cannot."""
+    """Arguments with which the change is tried; empty if it cannot be tried."""
     measured: float | None = None
-    """Normalized time of an epoch as tried; None where it was not."""
+    """Measured normalized time of an epoch; None if the change was not tried."""
     ci_low: float | None = None
-    """Of the 95 % interval of what was measured, or of the bound."""
+    """Lower end of the 95 % interval of the measurement, or of the bound."""
     ci_high: float | None = None
 
     @property
@@ -79,9 +79,9 @@ class Line(NamedTuple):
     name: str
     bottleneck: str
     subjects: Callable[[Measured], Sequence]
-    """What it applies to: stages, numbers of workers; empty where nothing."""
+    """Return the stages or numbers of workers to which the line applies."""
     leaves: Callable[[Measured, Any], Mapping[str, Any] | None]
-    """Demands with it; None where only a trial can tell."""
+    """Return the demands with the change; None if only a trial can show them."""
     reason: Callable[[Measured, Any], str]
     change: Callable[[Measured, Any], str] | str
     arguments: Callable[[Measured, Any], Mapping[str, Any]] | None = None

@@ -42,9 +42,9 @@ class Stage:
     """read, decode, transform or collate."""
     wall_s: float
     cpu_s: float
-    """Of all threads of the process."""
+    """CPU seconds of all threads of the process."""
     reader: str = ""
-    """Of reads: the transform that they are part of, if any."""
+    """Transform that a read is part of; "" if there is none."""
 
     @property
     def wait_s(self) -> float:
@@ -54,7 +54,7 @@ class Stage:
 
 @dataclass(frozen=True, kw_only=True)
 class Stages:
-    """What `probe_stages` measured."""
+    """Measurements of `probe_stages`."""
 
     stages: tuple[Stage, ...] = ()
     """Most time first; empty where no batch came."""
@@ -67,9 +67,9 @@ class Stages:
     pickle_s: float = 0.0
     """CPU of the worker to send a batch, with the copy to shared memory; 0 without workers."""
     sampler_s: float = 0.0
-    """Of the main process, to draw the samples of a batch."""
+    """Seconds of the main process to draw the samples of a batch."""
     error: Exception | None = None
-    """What ended the probe early; what was measured until then is kept."""
+    """Error that ended the probe early; earlier measurements are kept."""
 
 
 def probe_stages(loader: Iterable, *, seconds: float) -> Stages:
@@ -162,7 +162,7 @@ class Made(NamedTuple):
     """What comes instead of a batch."""
 
     number: int
-    """In its process."""
+    """Number of the batch in its process."""
     totals: Totals
     at_s: float
     """When it was made, by `time.perf_counter`."""
