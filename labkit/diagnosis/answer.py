@@ -11,15 +11,17 @@ from typing import Any, Literal
 
 from labkit import units
 from labkit.diagnosis.loops import Phase, Phases
-
-# Shares of the time that loading costs: SMALL_SHARE and INPUT_BOUND_SHARE are those between "not",
-# "moderately" and "highly input-bound".
-SMALL_SHARE, INPUT_BOUND_SHARE = 0.05, 0.20
-GPU_IDLE_SHARE = 0.20  # of the time, in spite of data that come in time: worth a remark
-OTHER_PROGRAMS_SHARE = 0.10  # of a GPU: its utilization then says little of this training
-CORES_BUSY_SHARE = 0.80  # of all cores: workers then slow down the training step, too
-WORKER_BUSY_SHARE, WORKER_IDLE_SHARE = 0.80, 0.50  # of a core
-MOST_OF = 0.5
+from labkit.diagnosis.thresholds import (
+    CORES_BUSY_SHARE,
+    GPU_IDLE_SHARE,
+    INPUT_BOUND_SHARE,
+    MAIN_CAUSE_SHARE,
+    MODERATELY_INPUT_BOUND_SHARE,
+    OTHER_PROGRAMS_SHARE,
+    REPORTED_SHARE,
+    WORKER_BUSY_SHARE,
+    WORKER_IDLE_SHARE,
+)  # fmt: skip
 
 Verdict = Literal["problem", "small problem", "no problem", "cannot tell"]
 Device = Literal["cpu", "cuda", "mps"]
@@ -38,12 +40,12 @@ UNSEEN = {
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """What NVML says of the GPU, during the training's steps."""
+    """Measurements of the GPU by NVML during the training's steps."""
 
     utilization: float | None
     """Share of the time in which a kernel of any program ran."""
     others: float | None
-    """The same of other programs; None where NVML does not tell."""
+    """Utilization by other programs; None if NVML does not report it."""
     used_bytes: int | None
     total_bytes: int | None
 
@@ -57,11 +59,11 @@ class Cpu:
     process: float
     """That it uses."""
     workers: float
-    """That all workers use."""
+    """Cores that all workers use together."""
     per_worker: float | None
     """None without workers."""
     busy_share: float | None
-    """Of the cores that this process may use, by all programs."""
+    """Share of the process's available cores that all programs use."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,13 +80,13 @@ class Facts:
 
     def as_json(self) -> dict[str, Any]:
         """Return all facts, and the answer, as JSON can hold them."""
-        found = asdict(self)
-        phases = found.pop("phases")
+        facts = asdict(self)
+        phases = facts.pop("phases")
         for name in ("training", "validation"):
             phase = getattr(self.phases, name)
             more = {"images_per_s": phase.images_per_s, "loading_share": phase.loading_share}
             phases[name] |= more
-        return phases | {"run_s": self.phases.run_s} | found | {"answer": asdict(answer(self))}
+        return phases | {"run_s": self.phases.run_s} | facts | {"answer": asdict(answer(self))}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +97,7 @@ class Answer:
     sentence: str
     cause: str = ""
     speed_up: float | None = None
-    """Of the whole run with loading that takes no time, at most; None where it is not known."""
+    """Largest possible speed-up of the whole run if loading took no time; None if unknown."""
 
 
 def answer(facts: Facts) -> Answer:
@@ -107,7 +109,7 @@ def answer(facts: Facts) -> Answer:
     share = training.loading_share
     waits = f"the {'training' if phases.trains else 'loop'} waits for data"
     waits = f"{waits} {units.percent(share)} of its time"
-    if share >= SMALL_SHARE and facts.computes_on != "cpu":
+    if share >= REPORTED_SHARE and facts.computes_on != "cpu":
         if gpu is None or gpu.utilization is None:
             where = "without NVML" if facts.computes_on == "cuda" else f"on {facts.computes_on}"
             why = f"whether the GPU computes meanwhile cannot be seen {where}"
@@ -115,18 +117,18 @@ def answer(facts: Facts) -> Answer:
         if (gpu.others or 0.0) >= OTHER_PROGRAMS_SHARE:
             return _cannot_tell(f"{waits}, but other programs use the GPU as well")
         idle = 1 - gpu.utilization
-        if idle < SMALL_SHARE:
+        if idle < REPORTED_SHARE:
             busy = units.percent(gpu.utilization)
             waits = f"{waits}, but the GPU computes meanwhile (utilization {busy})"
         share = min(share, idle)  # no loader makes a GPU busier than all of the time
     run_s = phases.run_s or 1.0  # on a clock that stands still
     in_validation_s = validation.loading_share * validation.s
     saved = (share * training.s + in_validation_s) / run_s
-    if in_validation_s >= SMALL_SHARE * run_s:
+    if in_validation_s >= REPORTED_SHARE * run_s:
         waits += f"; the validation waits {units.percent(validation.loading_share)} of its time"
         waits += f", which is {units.percent(in_validation_s / run_s)} of the run"
     worst = max(share, saved)
-    if worst < SMALL_SHARE:
+    if worst < MODERATELY_INPUT_BOUND_SHARE:
         words = [waits]
         if gpu and gpu.utilization is not None and 1 - gpu.utilization >= GPU_IDLE_SHARE:
             idle_share = units.percent(1 - gpu.utilization)
@@ -148,10 +150,11 @@ def answer(facts: Facts) -> Answer:
         which, effect = f"{which} problem in the validation", f"{waits}; {effect}"
     else:
         which, effect = f"{which} problem", effect if speed_up else f"{waits}; {effect}"
+    phase = training if share >= MODERATELY_INPUT_BOUND_SHARE else validation
     return Answer(
         verdict=verdict,
         sentence=f"Data loading is {which}: {effect}.",
-        cause=_cause(training if share >= SMALL_SHARE else validation, facts.cpu),
+        cause=_cause(phase, facts.cpu),
         speed_up=speed_up,
     )
 
@@ -162,7 +165,7 @@ def _cannot_tell(why: str) -> Answer:
 
 
 def _cores_are_busy(cpu: Cpu | None) -> bool:
-    """Whether workers compete for cores, with each other, the training or other programs."""
+    """Return whether workers compete for cores with each other, the training or other programs."""
     if cpu is None or cpu.per_worker is None:
         return False
     if cpu.process + cpu.workers >= CORES_BUSY_SHARE * cpu.cores:
@@ -173,11 +176,11 @@ def _cores_are_busy(cpu: Cpu | None) -> bool:
 def _cause(phase: Phase, cpu: Cpu | None) -> str:
     """Return why batches come late, as far as it shows; "" where it does not."""
     workers = [loader.workers for loader in phase.loaders if loader.workers is not None]
-    if phase.prepare_s > MOST_OF * (phase.wait_s + phase.prepare_s):
+    if phase.prepare_s > MAIN_CAUSE_SHARE * (phase.wait_s + phase.prepare_s):
         return "the training process itself prepares batches after the loader"
     if workers and not any(workers):
         return "num_workers=0, so the training process loads every batch itself"
-    if phase.starts_s > MOST_OF * phase.wait_s:
+    if phase.starts_s > MAIN_CAUSE_SHARE * phase.wait_s:
         return "most of the waiting is at the start of epochs, while workers start"
     if cpu is None or cpu.per_worker is None:
         return ""
@@ -196,20 +199,22 @@ def _cause(phase: Phase, cpu: Cpu | None) -> str:
 # --- lines ------------------------------------------------------------------------------------
 
 
-def lines(facts: Facts, following: str = "", said: Answer | None = None) -> list[str]:
+def lines(facts: Facts, following: str = "", conclusion: Answer | None = None) -> list[str]:
     """Return what was measured and the answer, in at most six lines.
 
     Args:
         facts: what was measured.
         following: the command that goes on where loading is, or may be, the problem.
-        said: the answer; unset: what these facts say.
+        conclusion: the answer to print.  Default: `answer(facts)`.
     """
-    said = said or answer(facts)
-    found = [] if facts.phases.unseen else [phase_line(facts), *_run_line(facts.phases)]
-    found += [_machine_line(facts)] if found else []
-    found.append(said.sentence)
-    found += [f"Cause: {said.cause}."] if said.cause else []
-    return [*found, f"Next: {following}"] if following and said.verdict != "no problem" else found
+    conclusion = conclusion or answer(facts)
+    rows = [] if facts.phases.unseen else [phase_line(facts), *_run_line(facts.phases)]
+    rows += [_machine_line(facts)] if rows else []
+    rows.append(conclusion.sentence)
+    rows += [f"Cause: {conclusion.cause}."] if conclusion.cause else []
+    if following and conclusion.verdict != "no problem":
+        rows.append(f"Next: {following}")
+    return rows
 
 
 def phase_line(facts: Facts) -> str:
@@ -223,10 +228,10 @@ def phase_line(facts: Facts) -> str:
     if training.median_wait_s is not None:
         median, p99 = map(units.seconds, (training.median_wait_s, training.p99_wait_s))
         waits += f" (median {median}, 99th percentile {p99}"
-        often = training.cycle and training.wait_s >= SMALL_SHARE * training.s
+        often = training.cycle and training.wait_s >= REPORTED_SHARE * training.s
         waits += f"; most of it every {training.cycle} batches)" if often else ")"
     parts.append(waits)
-    if training.prepare_s >= SMALL_SHARE * training.s:
+    if training.prepare_s >= REPORTED_SHARE * training.s:
         share = units.percent(training.prepare_s / training.s)
         parts.append(f"{share} of the time preparing batches after the loader")
     return f"{'Training' if phases.trains else 'Loop'}: {', '.join(parts)}"
@@ -235,7 +240,7 @@ def phase_line(facts: Facts) -> str:
 def _run_line(phases: Phases) -> list[str]:
     """Return what else the run did, if it is worth a line."""
     run_s, validation = phases.run_s, phases.validation
-    if run_s - phases.training.s < SMALL_SHARE * run_s:
+    if run_s - phases.training.s < REPORTED_SHARE * run_s:
         return []
     parts = [
         f"{'training' if phases.trains else 'loops'} {units.percent(phases.training.s / run_s)}"
@@ -289,15 +294,16 @@ def lines_of_ranks(
     shares = {row["rank"]: row["training"]["loading_share"] for row in rows}
     slowest = max(shares, key=shares.get)
     most_of_others = max(share for rank, share in shares.items() if rank != slowest)
-    (said,) = (Answer(**row["answer"]) for row in rows if row["rank"] == slowest)
+    (conclusion,) = (Answer(**row["answer"]) for row in rows if row["rank"] == slowest)
     apart = shares[slowest] - most_of_others
-    start = said.sentence.partition(":")[0]
-    is_training = said.verdict in ("problem", "small problem") and not start.endswith("validation")
-    if is_training and apart >= SMALL_SHARE:
+    start = conclusion.sentence.partition(":")[0]
+    is_problem = conclusion.verdict in ("problem", "small problem")
+    is_training = is_problem and not start.endswith("validation")
+    if is_training and apart >= REPORTED_SHARE:
         share, most = units.percent(shares[slowest]), units.percent(most_of_others)
         waits = f"rank {slowest} waits for data {share} of its time, and the other ranks"
         waits = f"{waits}, which wait for data at most {most} of theirs, wait for it"
-        said = replace(said, sentence=f"{start}: {waits}.")
+        conclusion = replace(conclusion, sentence=f"{start}: {waits}.")
     table = [["rank", "images/s", "waiting for data", "step"]]
     for row in rows:
         training = row["training"]
@@ -305,5 +311,5 @@ def lines_of_ranks(
         step = units.seconds(training["step_s"] / training["steps"])
         table.append([str(row["rank"]), rate, units.percent(training["loading_share"]), step])
     widths = [max(map(len, column)) for column in zip(*table)]
-    found = ["  ".join(map(str.rjust, row, widths)) for row in table]
-    return [*found, *lines(facts, following, said)]
+    table_lines = ["  ".join(map(str.rjust, row, widths)) for row in table]
+    return [*table_lines, *lines(facts, following, conclusion)]

@@ -79,7 +79,7 @@ class Simulated(Host):
         self.label, self.simulated_gpu = str(device.hardware), device
         self._copied = None  # what the step copied last
         self.how: Mapping[str, bool] = {}
-        """Of the last copy: whether pinned, and on a side_stream."""
+        """Whether the last copy was pinned, and whether it used a side_stream."""
 
     def __enter__(self) -> Simulated:
         super().__enter__()
@@ -136,8 +136,8 @@ class Cuda(Host):
 
     def copying(self, batch: object, *, pinned: bool) -> Callable[[], object]:
         """Return a function that copies a batch to the device."""
-        held = map_batch(batch, _pin) if pinned else batch
-        return partial(move_batch, held, self.torch_device)
+        source = map_batch(batch, _pin) if pinned else batch
+        return partial(move_batch, source, self.torch_device)
 
     def profile(self, run: Callable[[], object], steps: int) -> Readings:
         """Return for how long the device ran kernels and copies, and the host waited for them.
@@ -164,13 +164,13 @@ class Cuda(Host):
         for start_us, end_us in spans_us:  # those of several streams may overlap
             ran_us += max(end_us - max(start_us, until_us), 0.0)
             until_us = max(end_us, until_us)
-        found = Readings(
+        readings = Readings(
             waited_s=sum(event.time_range.elapsed_us() for event in waits) / 1e6,
             device_s=ran_us / 1e6,
             # One function's alone: the loop itself calls another, at its start and end.
             syncs=max(syncs.values(), default=0),
         )
-        return found.per_step(steps)
+        return readings.per_step(steps)
 
 
 class Mps(Host):

@@ -18,14 +18,17 @@ from labkit.diagnosis import loaders, text
 from labkit.diagnosis.measure import Loop, collect
 from labkit.diagnosis.predict import Measured, summarize
 from labkit.diagnosis.remedies import (
-    HIGHLY,
-    MODERATELY,
     SHARED_MEMORY,
     Remedy,
     for_shared_memory,
     in_order,
     propose,
     worth_it,
+)  # fmt: skip
+from labkit.diagnosis.thresholds import (
+    FREE_SHARED_MEMORY_SHARE,
+    INPUT_BOUND_SHARE,
+    MODERATELY_INPUT_BOUND_SHARE,
 )  # fmt: skip
 from labkit.diagnosis.verify import try_remedies
 from labkit.files import bar
@@ -38,7 +41,6 @@ if TYPE_CHECKING:
 
 BUDGET_S, LEAST_BUDGET_S = 50.0, 5.0
 WORDS = ("not input-bound", "moderately input-bound", "highly input-bound")
-FULL_SHARE = 0.1  # of /dev/shm is free: too little for a batch
 ARMS = {
     "resident": "computing alone (batches are kept)",
     "alone": "loading alone",
@@ -61,7 +63,8 @@ def diagnose(
     """Find what limits the speed of a training; try what helps, and bound what cannot be tried.
 
     Args:
-        loader: any iterable of batches: dicts, tuples, nested; most is found of torch's DataLoader.
+        loader: any iterable of batches: dicts, tuples, nested.  A torch DataLoader allows the most
+            detailed diagnosis.
         step: called with a batch; may train a model, which is changed by some hundred steps on few
             batches unless it is given as `model`.
         model: what the step trains; its state is restored afterwards.  Where the device is the
@@ -109,11 +112,11 @@ def diagnose(
             loader = stack.enter_context(loaders.copied(loader))
         loop = Loop(loader, step, model=model)
         m = collect(loop, files=paths, device=device, budget_s=budget_s, say=say)
-        found = conclude(m)
-        if found.proposed and not m.broken:
+        diagnosis = conclude(m)
+        if diagnosis.proposed and not m.broken:
             cold = paths if m.now.fetch_s else ()
-            found = conclude(m, try_remedies(m, found.proposed, cold, budget_s, say))
-    return found
+            diagnosis = conclude(m, try_remedies(m, diagnosis.proposed, cold, budget_s, say))
+    return diagnosis
 
 
 @contextmanager
@@ -135,7 +138,7 @@ def _bar(shown: bool) -> Iterator[Callable[[str, float], None]]:
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """What was found; shows itself on one screen."""
+    """The result of a diagnosis; its text fits on one screen."""
 
     verdict: str = "not measured"
     """How much the training waits for its input: not, moderately or highly input-bound."""
@@ -219,10 +222,12 @@ def _lacks_shared_memory(m: Measured) -> bool:
         return False
     # A worker without room for a batch writes that to its stderr, loses the batch, and stalls.
     ahead = loader.num_workers * loader.prefetch_factor
-    return (ahead + 1) * m.batch_bytes > usage.total or usage.free < FULL_SHARE * usage.total
+    needed_bytes = (ahead + 1) * m.batch_bytes
+    return needed_bytes > usage.total or usage.free < FREE_SHARED_MEMORY_SHARE * usage.total
 
 
 def _word(m: Measured) -> str:
     """Return how input-bound a training is, as far as the whole interval agrees."""
-    words = [WORDS[sum(share >= limit for limit in (MODERATELY, HIGHLY))] for share in m.stalls()]
+    limits = (MODERATELY_INPUT_BOUND_SHARE, INPUT_BOUND_SHARE)
+    words = [WORDS[sum(share >= limit for limit in limits)] for share in m.stalls()]
     return words[0] if words[0] == words[-1] else f"between {words[0]} and {words[-1]}"

@@ -26,7 +26,6 @@ CLASSES = 80
 BATCH_SIZE = 8
 IMAGES = 192  # an epoch of some seconds
 GPU = "resnet50_a100"
-LEARNING_RATE = 0.01
 MEAN_RGB, STD_RGB = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's
 
 
@@ -38,7 +37,7 @@ class Example(NamedTuple):
     files: list[Path]
     """What the loader reads."""
     device: SimulatedGpu | None
-    """The stand-in where there is no GPU."""
+    """Simulated GPU; None on CUDA."""
 
 
 class Photos:
@@ -85,13 +84,13 @@ def normalize(image_rgb: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(scaled.transpose(2, 0, 1))
 
 
-def example_loop(data: str = "data/photos", *, images: int = IMAGES, **knobs: Any) -> Example:
+def example_loop(data: str = "data/photos", *, images: int = IMAGES, **options: Any) -> Example:
     """Return a loop to diagnose: photographs through torch's DataLoader with its defaults.
 
     Args:
         data: any folder of .jpg files.
         images: images of an epoch, at most.
-        **knobs: arguments of the DataLoader, such as num_workers=2.
+        **options: arguments of the DataLoader, such as num_workers=2.
 
     Returns:
         Loader, step, files and device.  The step trains a ResNet-18 on CUDA where that works,
@@ -107,12 +106,12 @@ def example_loop(data: str = "data/photos", *, images: int = IMAGES, **knobs: An
     """
     from torch.utils.data import DataLoader
 
-    found = sorted(p for p in Path(data).rglob("*") if p.suffix.lower() in (".jpg", ".jpeg"))
-    if not found:
+    files = sorted(p for p in Path(data).rglob("*") if p.suffix.lower() in (".jpg", ".jpeg"))
+    if not files:
         raise ValueError(f"data must be a folder with .jpg files, got none in {data}")
-    files = found[:images]
+    files = files[:images]
     photos: Any = Photos(files)  # torch asks for no base class
-    loader: DataLoader = DataLoader(photos, batch_size=BATCH_SIZE, shuffle=True, **knobs)
+    loader: DataLoader = DataLoader(photos, batch_size=BATCH_SIZE, shuffle=True, **options)
     if cuda().works:
         return Example(loader, _train_on_cuda(), files, None)
     device = SimulatedGpu(Profile(name=GPU, compute_s_per_image=1 / GPUS[GPU]), SystemClock())
@@ -132,7 +131,7 @@ def _train_on_cuda() -> Callable[[object], None]:
     from labkit.parts.training.model import build_classifier
 
     model = build_classifier().cuda()
-    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 
     def step(batch: Any) -> None:
         pictures, labels = (tensor.cuda() for tensor in batch)

@@ -31,7 +31,6 @@ from labkit.diagnosis.loops import Event, Kind, Loader
 
 STACKS = 20  # of the first batches and optimizer steps of a thread are looked at
 POLL_S = 1e-3  # a queue that is asked again so soon was waited for meanwhile, as MONAI does
-MOST_TAGS = 1000  # of objects in a queue that nobody gets through `Queue.get`
 
 
 class Handed(NamedTuple):
@@ -164,7 +163,7 @@ class Hook:
         return batch
 
     def leave(self, number: int) -> None:
-        """Note that a loop was left."""
+        """Record that a loop was left."""
         thread, at_s = get_ident(), self.now()
         self._emit("leave", thread, at_s, at_s, number)
 
@@ -195,11 +194,11 @@ class Hook:
     # --- from thread to thread
 
     def tag(self, holder: object, item: object) -> None:
-        """Note that this thread hands over an item by a queue or a future."""
+        """Record that this thread hands over an item by a queue or a future."""
         handed = self._handed.get(get_ident())
         if handed is not None:
             tags = vars(holder).setdefault("_labkit", {})
-            if len(tags) >= MOST_TAGS:
+            if len(tags) >= 1000:  # nobody takes the objects through `Queue.get`
                 tags.clear()
             tags[id(item)] = handed
 
@@ -363,15 +362,15 @@ def _install(hook: Hook) -> ExitStack:
         replace(module, "backward", make)
 
     def put(own: Callable) -> Callable:
-        def put(held: queue.Queue, item: object, *args: object, **options: object) -> None:
-            hook.tag(held, item)
-            own(held, item, *args, **options)
+        def put(channel: queue.Queue, item: object, *args: object, **options: object) -> None:
+            hook.tag(channel, item)
+            own(channel, item, *args, **options)
 
         return put
 
     def get(own: Callable) -> Callable:
-        def get(held: Any, *args: object, **options: object) -> object:
-            return hook.take(lambda: own(held, *args, **options), held)
+        def get(channel: Any, *args: object, **options: object) -> object:
+            return hook.take(lambda: own(channel, *args, **options), channel)
 
         return get
 
@@ -393,7 +392,7 @@ def _install(hook: Hook) -> ExitStack:
 
 
 HOOK = Hook()
-"""Of this process."""
+"""The hook of this process."""
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=HOOK.reset)

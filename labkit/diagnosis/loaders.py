@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
 DEFAULT_PREFETCH_FACTOR = 2  # torch's own, where there are workers
-LOOK_S = 4.0  # between two looks whether a worker died
 STALL_S = 30.0  # a loader, worker or step that gives nothing for so long has stalled
 LAST = -1000  # priority of a finalizer: below those of multiprocessing's queues, -5
 FIRST = 4  # times as long may the first batch or step take: workers start, libraries compile
@@ -139,12 +138,12 @@ def copied(
 
 def _try_often(iterator: weakref.ref, seconds: float) -> tuple[bool, object]:
     """Wait for a batch as torch does, which looks for dead workers only when a wait ends."""
-    tried_s, found = 0.0, (False, None)
-    while tried_s < seconds and not found[0]:
-        wait_s = min(seconds - tried_s, LOOK_S)
-        found = type(iterator())._try_get_data(iterator(), wait_s)
+    tried_s, result = 0.0, (False, None)
+    while tried_s < seconds and not result[0]:
+        wait_s = min(seconds - tried_s, 4.0)  # then torch looks for dead workers
+        result = type(iterator())._try_get_data(iterator(), wait_s)
         tried_s += wait_s
-    return found
+    return result
 
 
 def end_workers(loader: object) -> None:
@@ -205,34 +204,34 @@ FOR_WORKERS = {
 }  # fmt: skip
 
 
-def knobs_of(loader: DataLoader) -> dict[str, Any]:
+def arguments_of(loader: DataLoader) -> dict[str, Any]:
     """Return the arguments with which a DataLoader was made, without torch's defaults."""
     import torch
     from torch.utils.data import DataLoader, default_collate
 
     loader = getattr(loader, "_copy_of", loader)
     own = getattr(loader.batch_sampler, "sampler", loader.sampler)
-    knobs: dict[str, Any] = {"batch_size": loader.batch_size}
+    arguments: dict[str, Any] = {"batch_size": loader.batch_size}
     if loader.batch_size is None and loader.batch_sampler is not None:
-        knobs = {"batch_sampler": loader.batch_sampler}
+        arguments = {"batch_sampler": loader.batch_sampler}
     elif isinstance(own, torch.utils.data.RandomSampler):
-        knobs["shuffle"] = True
+        arguments["shuffle"] = True
     elif not isinstance(own, torch.utils.data.SequentialSampler) and "Infinite" not in repr(own):
-        knobs["sampler"] = own
+        arguments["sampler"] = own
     for name, parameter in inspect.signature(DataLoader).parameters.items():
         value = getattr(loader, name, parameter.default)
         if name not in FOR_SAMPLES and value not in (parameter.default, default_collate):
-            knobs[name] = value
-    if knobs.get("prefetch_factor") == DEFAULT_PREFETCH_FACTOR:
-        del knobs["prefetch_factor"]
-    return knobs
+            arguments[name] = value
+    if arguments.get("prefetch_factor") == DEFAULT_PREFETCH_FACTOR:
+        del arguments["prefetch_factor"]
+    return arguments
 
 
-def line_of(knobs: Mapping[str, Any]) -> str:
+def line_of(arguments: Mapping[str, Any]) -> str:
     """Return the line that makes a DataLoader; values that have no literal stand by their names."""
-    if not knobs.get("num_workers"):  # torch refuses what is for workers then
-        knobs = {name: value for name, value in knobs.items() if name not in FOR_WORKERS}
-    written = (f"{name}={_written(name, value)}" for name, value in knobs.items())
+    if not arguments.get("num_workers"):  # torch refuses what is for workers then
+        arguments = {name: value for name, value in arguments.items() if name not in FOR_WORKERS}
+    written = (f"{name}={_written(name, value)}" for name, value in arguments.items())
     return f"DataLoader(dataset, {', '.join(written)})"
 
 
@@ -268,8 +267,8 @@ def training_state_kept(model: torch.nn.Module | None, optimizer: Any) -> Iterat
     finally:
         for each, state in zip(stateful, kept):
             each.load_state_dict(state)
-        for held, name, buffer, before in buffers:
-            held[name] = buffer.copy_(before)
+        for module_buffers, name, buffer, before in buffers:
+            module_buffers[name] = buffer.copy_(before)
         for module, training in zip(modules, modes):
             module.training = training
         for parameter, gradient in zip(parameters, gradients):
@@ -325,14 +324,14 @@ def map_batch(batch: object, change: Callable[[Any], object]) -> object:
 
 def leaves(batch: object) -> list[Any]:
     """Return everything in a batch that is no container, in order."""
-    found: list[Any] = []
+    items: list[Any] = []
 
     def note(leaf: object) -> object:
-        found.append(leaf)
+        items.append(leaf)
         return leaf
 
     map_batch(batch, note)
-    return found
+    return items
 
 
 def arrays(batch: object) -> list[torch.Tensor]:
@@ -382,8 +381,8 @@ def move_batch(batch: object, device: torch.device | str) -> object:
 
 def bytes_by_dtype(batch: object) -> dict[str, int]:
     """Return the bytes of a batch's tensors and arrays by dtype, such as "float32"."""
-    found: dict[str, int] = {}
+    total_bytes: dict[str, int] = {}
     for array in arrays(batch):
         name = str(array.dtype).removeprefix("torch.")
-        found[name] = found.get(name, 0) + array.nbytes
-    return found
+        total_bytes[name] = total_bytes.get(name, 0) + array.nbytes
+    return total_bytes

@@ -19,17 +19,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from labkit.diagnosis.thresholds import (
+    FEWEST_LOOKS,
+    FEWEST_UPDATES_SHARE,
+    SLOW_STEP_WAIT_SHARE,
+)  # fmt: skip
+
 Kind = Literal["open", "draw", "end", "leave", "train", "backward", "preparing", "computing"]
 Unseen = Literal["", "nothing", "short", "loader", "thread"]
 
 LOOKED_BACK = 512  # steps whose waits and lengths are kept one by one
 LONGEST_CYCLE = 64  # steps; loaders have fewer workers
 CYCLES = 8  # that waits must have followed
-IN_ONE_STEP = 0.8  # of the waiting of a cycle
 BIN = 1.05  # quotient of two neighbouring bins of waits: percentiles are exact to 5 %
-SHORTEST_WAIT_S = 1e-6
-FEWEST_LOOKS = 20  # at the stack of the thread that trains; fewer say nothing
-FEWEST_UPDATES = 0.1  # of all optimizer steps must follow a batch of a loop that was seen
 
 
 class Event(NamedTuple):
@@ -46,7 +48,7 @@ class Event(NamedTuple):
     loader: int = 0
     """Number in the list of loaders."""
     samples: int = 0
-    """Of the batch; 0 where it does not tell."""
+    """Samples of the batch; 0 if unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +64,7 @@ class Loader:
     epoch_batches: int | None = None
     """None where its length is unknown."""
     is_training: bool = False
-    """The user said so, by `lab.watch`."""
+    """Whether the user marked the loop by `lab.watch`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +119,7 @@ class Phases:
     """Why there is no training phase: no loader was iterated over; no step in the steady state;
     optimizer steps, but no batch before them; the same, and another thread took batches."""
     trains: bool
-    """Whether an optimizer step or a backward pass was seen."""
+    """Return whether an optimizer step or a backward pass was observed."""
 
     @property
     def run_s(self) -> float:
@@ -244,7 +246,7 @@ class Loops:
         loop.wait_s += wait_s
         if loop.drawn == 0:
             loop.starts_s += wait_s
-        loop.bins[math.floor(math.log(max(wait_s, SHORTEST_WAIT_S)) / math.log(BIN))] += 1
+        loop.bins[math.floor(math.log(max(wait_s, 1e-6)) / math.log(BIN))] += 1
         loop.waits.append(wait_s if loop.drawn else 0.0)
         loop.drawn += 1
         loop.pending_images = event.samples
@@ -384,7 +386,7 @@ class Loops:
             return True
         kind: Kind = "train" if thread.marks["train"] else "backward"
         seen = sum(loop.last_windows for loop in loops)
-        return seen >= FEWEST_UPDATES * thread.marks[kind]
+        return seen >= FEWEST_UPDATES_SHARE * thread.marks[kind]
 
 
 def _phase(loops: Sequence[_Loop]) -> Phase:
@@ -436,6 +438,7 @@ def cycle_of(waits: Sequence[float]) -> int | None:
         longest = max((seen[first::length] for first in range(length)), key=sum)
         # Nearly each of them is long, which it is not in a part of the cycle.
         typical_s = sorted(longest)[CYCLES // 4]
-        if sum(longest) >= IN_ONE_STEP * sum(seen) and typical_s >= sum(longest) / CYCLES / 2:
+        is_one_step = sum(longest) >= SLOW_STEP_WAIT_SHARE * sum(seen)
+        if is_one_step and typical_s >= sum(longest) / CYCLES / 2:
             return length
     return None

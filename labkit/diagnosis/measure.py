@@ -47,9 +47,6 @@ from labkit.steady_rate import fewest_batches, steady_rate
 if TYPE_CHECKING:
     import torch
 
-KEPT_BATCHES, KEPT_BYTES = 8, 1 << 29  # of the resident arm
-LOOK_S, LOOK_STEPS = 3.0, 12
-COMPILING = 20  # times as long as others may the first steps take
 BLOCKS, FEWEST_BLOCKS = 5, 3
 # Of the budget: the arms, the probe inside a worker, the profile of the step, trials of remedies.
 # The rest is for workers to start and to end.  The bar shows the same shares.
@@ -58,9 +55,7 @@ SHORTEST_S, LONGEST_S = 0.25, 4.0  # a stretch
 FEWEST_STEPS = 8
 RESTS_S = 0.03  # in which workers that have full queues use hardly any CPU
 FILLING_S = 2.0  # at most, until persistent workers have filled their queues
-EMPTY_BATCHES, DECODED = 200, 8
-MOST_WARMED = 0.4  # of the machine's memory
-SEED = 0
+EMPTY_BATCHES = 200
 
 
 class Stopped(Exception):  # noqa: N818 - a sentence for the user, whatever stopped it
@@ -73,7 +68,7 @@ class Stretch:
 
     arm: str
     steps: int
-    """Those that count."""
+    """Number of measured steps."""
     busy_s: float
     """Mean of a step without the host's waiting for the device or for a core."""
     step_s: float
@@ -84,20 +79,20 @@ class Stretch:
     """From asking for an iterator, or from having one of persistent workers, to its first batch:
     mean of the epochs begun."""
     epochs: int
-    """Whole ones."""
+    """Number of complete epochs."""
     epoch_s: float | None
     """Of an epoch: as measured, or its head and the steady state; None for an unknown length."""
     cpu_s: float
-    """Per step, of this process and its workers."""
+    """CPU seconds per step of this process and its workers."""
     own_cpu_s: float
-    """Per step, of this process."""
+    """CPU seconds per step of this process."""
     queued_s: float | None
     """Per step, for which workers, or else this thread, were ready to run and had no core; None
     where not known."""
     idle: float
     """Share of the machine's cores that nothing ran on."""
     readings: Readings
-    """Of the device, per step."""
+    """Readings of the device, per step."""
 
 
 class Loop:
@@ -127,8 +122,9 @@ class Loop:
     def keep(self, batch: object) -> None:
         """Keep a copy of a batch while there is room: a loader may use its memory again."""
         self.sizes = self.sizes or loaders.bytes_by_dtype(batch)
-        room = KEPT_BYTES // max(sum(self.sizes.values()), 1)
-        if len(self.resident) < max(1, min(KEPT_BATCHES, room)):
+        # At most 8 batches and 512 MiB, but always one batch.
+        room = (1 << 29) // max(sum(self.sizes.values()), 1)
+        if len(self.resident) < max(1, min(8, room)):
             with _one_thread():
                 self.resident.append(loaders.copy_batch(batch))
 
@@ -272,9 +268,9 @@ class _Usage(NamedTuple):
     cpu_s: float
     own_cpu_s: float
     own_queued_s: float
-    """Of this thread, which waited for a core."""
+    """Seconds in which this thread waited for a core."""
     queued_s: dict[int, float]
-    """Of each descendant's first thread, else of this one."""
+    """Seconds in which each descendant's first thread, or else this thread, waited for a core."""
     busy_cores_s: float
     cores_s: float
 
@@ -399,12 +395,12 @@ def in_one_line(error: Exception) -> str:
     """Return what the user's loader or step raised, in one line."""
     if isinstance(error, Stopped):
         return str(error)
-    said = one_line(error)
+    message = one_line(error)
     if "Original Traceback" in str(error):
-        return f"{said} (in a loader worker)"
-    if isinstance(error, EOFError | ConnectionError) or "DataLoader worker" in said:
-        return f"a loader worker ended while it was waited for ({said}); memory may have run out"
-    return said
+        return f"{message} (in a loader worker)"
+    if isinstance(error, EOFError | ConnectionError) or "DataLoader worker" in message:
+        return f"a loader worker ended while it was waited for ({message}); memory may have run out"
+    return message
 
 
 def _measure(
@@ -459,12 +455,13 @@ def _look(loop: Loop, device: SimulatedGpu | None) -> float:
     with stall_limit() as wait_for:
         for batch in _without_stalls(loop.loader, wait_for):
             loop.keep(batch)
-            wait_for("step to return", COMPILING)
+            wait_for("step to return", 20)  # times as long as usual: the first steps may compile
             loop.step(batch)
             if len(at_s) == 1:
                 loop.device = find_device(device)
             at_s.append(time.perf_counter())
-            if len(at_s) > LOOK_STEPS or (len(at_s) > 2 and at_s[-1] - at_s[1] > LOOK_S):
+            # 12 steps, or 3 s without the first step.
+            if len(at_s) > 12 or (len(at_s) > 2 and at_s[-1] - at_s[1] > 3.0):
                 break
     if len(at_s) == 1:
         raise Stopped("loader must yield at least one batch, got an empty one; look at its length")
@@ -520,7 +517,7 @@ def in_blocks(
         ends_s: by the monotonic clock.
         say: called with the block and the share that is done.
     """
-    order = random.Random(SEED)
+    order = random.Random(0)
     for block in range(BLOCKS):
         if block >= FEWEST_BLOCKS and time.monotonic() > ends_s:
             return
@@ -555,7 +552,7 @@ def evict(files: Sequence[Path], m: Measured) -> bool:
 def _fit_into_memory(files: Sequence[Path], m: Measured) -> bool:
     """Return whether files can be read into memory; note it where they cannot."""
     total_bytes = sum(path.stat().st_size for path in files)
-    if total_bytes > MOST_WARMED * hardware.memory_bytes():
+    if total_bytes > 0.4 * hardware.memory_bytes():  # at most 40 % of it
         m.notes.append(
             f"warm is as found: {units.count_bytes(total_bytes)} of files do not fit into memory"
         )
@@ -565,7 +562,7 @@ def _fit_into_memory(files: Sequence[Path], m: Measured) -> bool:
 
 def _decoders_s(files: Sequence[Path]) -> dict[str, float]:
     """Return the seconds that each of labkit's decoders takes for one of some JPEG files."""
-    paths = [path for path in files if path.suffix.lower() in (".jpg", ".jpeg")][:DECODED]
+    paths = [path for path in files if path.suffix.lower() in (".jpg", ".jpeg")][:8]
     jpegs = [path.read_bytes() for path in paths]
     took_s = {}
     for name, decode in DECODERS.items() if jpegs else ():
@@ -613,8 +610,8 @@ def _look_into_step(m: Measured, seconds: float) -> None:
             batches = [loaders.move_batch(each, device.torch_device) for each in loop.resident]
             loop.step(whole(batches[0]))
         except Exception as error:  # such as batch.numpy(), or no memory for them
-            said = in_one_line(error)
-            m.notes.append(f"copying was not timed: no step with batches on the device: {said}")
+            message = in_one_line(error)
+            m.notes.append(f"copying was not timed: no step with batches on the device: {message}")
             batches, m.pageable_s = loop.resident, 0.0
         # Waiting spins, so only CUDA's profile tells it from work.  One step more is skipped.
         readings = device.profile(lambda: loop.compute(0.0, batches), 1 + FEWEST_STEPS)

@@ -21,17 +21,18 @@ from pathlib import Path
 from typing import Literal
 
 from labkit import units
+from labkit.diagnosis.thresholds import (
+    GPU_BUSY_SHARE,
+    NEVER_WAITING_SHARE,
+    TRAINER_WAITING_SHARE,
+    WORKERS_IDLE_SHARE,
+    WORKERS_WORKING_SHARE,
+)  # fmt: skip
 from labkit.machine.clock import Clock, SystemClock
 from labkit.machine.usage import cores_s
 
-LOOK_S, PERIOD_S = 10.0, 0.05
-WORKER = "pt_data_worker"  # the name that torch gives a worker's process
 # Functions of the kernel in which a process waits for a network or a file system in user space.
 NETWORK = re.compile("wait_woken|sk_wait|tcp_|inet_|rpc_|nfs|cifs|smb|fuse|request_wait")
-GPU_BUSY_SHARE = 0.90  # the GPU computes nearly all of the time
-WAITING_SHARE = 0.20  # as `answer.INPUT_BOUND_SHARE`: of the time that the trainer sleeps
-NEVER_WAITING_SHARE = 0.05
-WORKING_SHARE, IDLE_SHARE = 0.50, 0.20  # of the workers' time
 
 State = Literal["running", "disk", "network", "asleep", "gone"]
 
@@ -42,7 +43,7 @@ class Sight:
 
     trainer: Counter[State]
     workers: Counter[State]
-    """Of all workers, added up."""
+    """States of all workers, added up."""
     worker_count: int
     uses_gpu: bool
     """It has opened an NVIDIA GPU."""
@@ -69,10 +70,10 @@ def watch_from_outside(pid: int, clock: Clock | None = None) -> str:
         raise ValueError("--pid must be used on Linux, which tells what a process does")
     sight = _look(pid, clock or SystemClock())
     answer, why = conclude(sight)
-    said = f"Loading is {answer} the limit"
+    conclusion = f"Loading is {answer} the limit"
     if answer == "cannot tell":
-        said = "Whether loading is the limit cannot be told from outside"
-    return "\n".join([*_lines(sight), f"{said}: {why}."])
+        conclusion = "Whether loading is the limit cannot be told from outside"
+    return "\n".join([*_lines(sight), f"{conclusion}: {why}."])
 
 
 def conclude(sight: Sight) -> tuple[Literal["likely", "unlikely", "cannot tell"], str]:
@@ -85,7 +86,7 @@ def conclude(sight: Sight) -> tuple[Literal["likely", "unlikely", "cannot tell"]
         if sight.ranks > 1:
             return "cannot tell", f"{busy}, but NCCL does so, too, while it waits for other ranks"
         return "unlikely", busy
-    if sight.share("trainer", "disk") >= WAITING_SHARE:
+    if sight.share("trainer", "disk") >= TRAINER_WAITING_SHARE:
         share = units.percent(sight.share("trainer", "disk"))
         return "likely", f"the training process itself waits for a disk {share} of the time"
     if not sight.worker_count:
@@ -99,9 +100,10 @@ def conclude(sight: Sight) -> tuple[Literal["likely", "unlikely", "cannot tell"]
     if asleep < NEVER_WAITING_SHARE:
         return "unlikely", f"{sleeps} only"
     works = f"its workers work or wait for storage {units.percent(working)} of the time"
-    if asleep >= WAITING_SHARE and working >= WORKING_SHARE:
+    if asleep >= TRAINER_WAITING_SHARE and working >= WORKERS_WORKING_SHARE:
         return "likely", f"{sleeps}, and {works}"
-    if working < IDLE_SHARE and sight.gpu is not None and sight.gpu >= 1 - asleep - WAITING_SHARE:
+    computes = sight.gpu is not None and sight.gpu >= 1 - asleep - TRAINER_WAITING_SHARE
+    if working < WORKERS_IDLE_SHARE and computes:
         return "unlikely", f"{works}: they have nothing to do"
     return "cannot tell", f"{sleeps}, and {works}"
 
@@ -137,18 +139,18 @@ def _look(pid: int, clock: Clock) -> Sight:
         raise ValueError(
             f"--pid must be a process of your own, got {pid} of {user}; run it as {user}"
         ) from None
-    workers = [each for each in below if _name(each) == WORKER]
+    workers = [each for each in below if _name(each) == "pt_data_worker"]  # torch's name for them
     read_gpu = _open_gpu(pid)
     seen: Counter[State] = Counter()
     of_workers: Counter[State] = Counter()
     percents: list[int] = []
-    before, until_s = _core_seconds(), clock.now() + LOOK_S
+    before, until_s = _core_seconds(), clock.now() + 10.0
     while clock.now() < until_s and (state := state_of(pid)) != "gone":
         seen[state] += 1
         of_workers.update(state_of(worker) for worker in workers)
         if read_gpu is not None and (percent := read_gpu()) is not None:
             percents.append(percent)
-        clock.sleep_until(clock.now() + PERIOD_S)
+        clock.sleep_until(clock.now() + 0.05)
     del of_workers["gone"]
     busy_s, all_s = (now - then for now, then in zip(_core_seconds(), before))
     return Sight(

@@ -23,19 +23,22 @@ from typing import TYPE_CHECKING, Any
 from labkit.analysis.statistics import ratio_interval
 from labkit.diagnosis import loaders
 from labkit.diagnosis.stages import SAMPLER, SERIALIZATION, Stage, Stages
+from labkit.diagnosis.thresholds import (
+    BLOCKING_SYNCS_PER_STEP,
+    CONTENTION_SHARE,
+    IDLE_CORES_SHARE,
+    LEAST_CPU_RATIO,
+    MAIN_PROCESS_BUSY_SHARE,
+    MANY_OBJECTS_PER_BATCH,
+    OVERLAP_RATIO,
+    SMALL_BATCH_BYTES,
+    SMALL_WORK_RATIO,
+)  # fmt: skip
 from labkit.machine import hardware
 
 if TYPE_CHECKING:
     from labkit.diagnosis.measure import Loop, Stretch
     from labkit.diagnosis.profile import Kind
-
-BUSY = 0.5  # of the main process's time in CPU: then workers wait until it has taken a batch
-IDLE = 0.25  # of the cores: workers do not wait for one
-SMALL_WORK = 4  # times what an empty batch takes: making a batch is little beside handing it over
-OVERLAPS = 0.8  # of loading + computing: an epoch that is shorter does both at once
-HINDERED = 0.15  # of a worker's time: less may be noise
-OFTEN = 0.9  # times a step waits for the device: then waiting delays every one
-LEAST_TOGETHER = 0.1  # of a worker's CPU seconds: they are counted in ticks, and may read as none
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,20 +100,20 @@ class Measured:
 
     loop: Loop
     stretches: list[Stretch] = field(default_factory=list)
-    """Of the blocks, in the order of measuring."""
+    """Stretches of all blocks, in the order in which they were measured."""
     first_s: float = 0.0
     """Mean of the first steps, with which a measurement begins."""
     probe: Stages = field(default_factory=Stages)
-    """Of a worker."""
+    """Stages of one worker."""
     host_kinds: dict[str, Kind] = field(default_factory=dict)
     """Kind of the step's work on the host -> share of the step; see `profile.kinds_of`."""
     resident_on_device: Stretch | None = None
     """The step on batches that are on CUDA, with its profile; None for other devices."""
     notes: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
-    """What the user's code raised in a part that the rest did not need."""
+    """Errors of the user's code in parts that the other measurements did not need."""
     broken: str = ""
-    """What ended the measurement early."""
+    """Reason why the measurement ended early."""
     duplicated: bool = False
     """Whether several workers yield, or would yield, the same batches."""
     empty_s: float = 0.0
@@ -127,31 +130,31 @@ class Measured:
     now: Demand = None  # type: ignore[assignment]  # most code runs where it is there
     """None where an arm is missing; then all that follows is not known either."""
     steps: int = 1
-    """Of an epoch."""
+    """Steps of an epoch."""
     epoch_s: float = 0.0
-    """As it is; cold where that takes longer in every block."""
+    """Seconds of an epoch as it is; cold if that takes longer in every block."""
     epoch_ci: tuple[float | None, float | None] = (None, None)
     """95 % interval of an epoch's time ÷ `epoch_s`, over blocks."""
     samples: int = 0
-    """Of a batch; 0 where that is not known."""
+    """Samples of a batch; 0 if unknown."""
     unit: str = "samples"
     """"images", or "samples" where the batches hold no pictures."""
     ceiling_ci: tuple[float | None, float | None] = (None, None)
     """95 % interval of `ceiling`, over blocks."""
     alone_s: float = 0.0
-    """A step of the loader alone."""
+    """Seconds of a step of the loader alone."""
     stages: tuple[Stage, ...] = ()
-    """As fast as they are while all workers run."""
+    """Stages at their speed while all workers run."""
     rows: tuple[Row, ...] = ()
     """A batch's way through a worker, most time first; "not explained" is one of them."""
-    knobs: Mapping[str, Any] = field(default_factory=dict)
+    arguments: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of the DataLoader; empty for other loaders."""
     objects: int = 0
-    """Of a batch, other than tensors and arrays."""
+    """Objects of a batch, without tensors and arrays."""
     syncs_s: float = 0.0
-    """Of a step, waited for the device to finish."""
+    """Seconds of a step in which the host waits for the device to finish."""
     copy_s: float = 0.0
-    """Of a step, for which a copy occupies the device."""
+    """Seconds of a step in which a copy occupies the device."""
     copy_blocks: bool = False
     copy_beside: bool = False
     """Whether copies run beside computing: then `Demand.device_s` does not hold them."""
@@ -163,7 +166,7 @@ class Measured:
     @property
     def is_data_loader(self) -> bool:
         """Return whether the loader is torch's DataLoader."""
-        return bool(self.knobs)
+        return bool(self.arguments)
 
     @property
     def batch_bytes(self) -> int:
@@ -173,7 +176,7 @@ class Measured:
     @property
     def ahead(self) -> int:
         """Return how many batches each worker prepares ahead."""
-        return int(self.knobs.get("prefetch_factor", loaders.DEFAULT_PREFETCH_FACTOR))
+        return int(self.arguments.get("prefetch_factor", loaders.DEFAULT_PREFETCH_FACTOR))
 
     @property
     def pace_s(self) -> float:
@@ -251,8 +254,6 @@ class Measured:
         return sum(row.share for row in self.rows if row.kind == kind)
 
 
-MANY_OBJECTS = 64  # of a batch: fewer cost little to pickle
-SMALL_BYTES = 1 << 20  # of a batch: fewer take no time to copy
 UNEXPLAINED, EACH_OTHER, JITTER, NO_CORE, OVERHEAD, BYTES = (
     "not explained", "workers wait for each other", "jitter", "waiting for a core",
     "per-batch overhead", "bytes",
@@ -284,7 +285,7 @@ def summarize(m: Measured) -> None:
     m.samples = loaders.count_samples(first, getattr(loader, "batch_size", None))
     m.unit = "images" if any(getattr(array, "ndim", 0) == 4 for array in arrays) else "samples"
     m.objects = len(loaders.leaves(first)) - len(arrays)
-    m.knobs = loaders.knobs_of(loader) if loaders.is_data_loader(loader) else {}
+    m.arguments = loaders.arguments_of(loader) if loaders.is_data_loader(loader) else {}
 
     has_device = loop.device.has_queue
     if not has_device:  # there libraries compute the step
@@ -300,7 +301,7 @@ def summarize(m: Measured) -> None:
 
     # Another loader may prepare batches in a way of its own while the step runs.
     both_s, sum_s = fmean(s.step_s for s in warm), m.alone_s + resident_s
-    workers = loader.num_workers if m.is_data_loader else int(both_s < OVERLAPS * sum_s)
+    workers = loader.num_workers if m.is_data_loader else int(both_s < OVERLAP_RATIO * sum_s)
     m.stages, wall_s, cpu_s = _stages(m, alone, workers)
     first_s = fmean(stretch.startup_s for stretch in warm)
     m.now = Demand(
@@ -333,7 +334,7 @@ def _device(m: Measured) -> tuple[float, float]:
     seen = [m.resident_on_device] if m.resident_on_device else m.of("resident")
     readings = [stretch.readings for stretch in seen]
     waits_s = fmean(each.waited_s - each.copy_wait_s for each in readings)
-    synchronizes = fmean(each.syncs for each in readings) > OFTEN
+    synchronizes = fmean(each.syncs for each in readings) > BLOCKING_SYNCS_PER_STEP
     return fmean(each.device_s for each in readings), waits_s if synchronizes else 0.0
 
 
@@ -371,7 +372,7 @@ def _stages(
     if not probed_s:
         return seen, m.alone_s, fmean(s.cpu_s for s in alone)
     starts = any(stretch.epochs > 1 for stretch in alone)  # starting workers is in it
-    scale = 1.0 if starts else max(cpu_s / probed_s, LEAST_TOGETHER)
+    scale = 1.0 if starts else max(cpu_s / probed_s, LEAST_CPU_RATIO)
     seen = tuple(
         replace(s, cpu_s=s.cpu_s * scale, wall_s=s.wait_s + (s.wall_s - s.wait_s) * scale)
         for s in seen
@@ -390,8 +391,8 @@ def _rows(measured: Measured, alone: Sequence[Stretch]) -> tuple[Row, ...]:
     total_s = measured.alone_s * max(now.workers, 1)
     if not measured.stages:
         return (Row(name=UNEXPLAINED, kind=UNEXPLAINED, seconds=total_s, share=1.0),)
-    sent = BYTES if measured.batch_bytes > SMALL_BYTES else OVERHEAD
-    if measured.objects > MANY_OBJECTS:
+    sent = BYTES if measured.batch_bytes > SMALL_BATCH_BYTES else OVERHEAD
+    if measured.objects > MANY_OBJECTS_PER_BATCH:
         sent = SERIALIZATION
     parts = [] if now.workers else [("sampler", SAMPLER, measured.probe.sampler_s)]
     for stage in measured.stages:
@@ -406,23 +407,23 @@ def _rows(measured: Measured, alone: Sequence[Stretch]) -> tuple[Row, ...]:
     known_s = sum(seconds for _, _, seconds in parts)
     rest_s = max(total_s - known_s, 0.0)
     queued = [stretch.queued_s for stretch in alone if stretch.queued_s is not None]
-    idle = fmean(stretch.idle for stretch in alone) > IDLE
+    idle = fmean(stretch.idle for stretch in alone) > IDLE_CORES_SHARE
     queued_s = min(fmean(queued) if queued else rest_s * (not idle), rest_s)
     parts.append((NO_CORE, NO_CORE, queued_s))
     rest_s -= queued_s
     if measured.is_data_loader:
         made_s = sum(stage.wall_s for stage in measured.stages)
         empty_s = measured.empty_s * max(now.workers, 1)
-        is_small = made_s < SMALL_WORK * measured.empty_s
+        is_small = made_s < SMALL_WORK_RATIO * measured.empty_s
         handed_s = rest_s if is_small else min(empty_s, rest_s)
         parts.append(("handing over a batch", OVERHEAD, handed_s))
         rest_s -= handed_s
     if now.workers and measured.is_data_loader:
-        if now.take_s > BUSY * measured.alone_s:
+        if now.take_s > MAIN_PROCESS_BUSY_SHARE * measured.alone_s:
             draws = measured.probe.sampler_s > 0.5 * now.take_s
             parts.append(("waiting for the main process", SAMPLER if draws else sent, rest_s))
             rest_s = 0.0
-        elif now.workers > 1 and idle and rest_s > HINDERED * total_s:
+        elif now.workers > 1 and idle and rest_s > CONTENTION_SHARE * total_s:
             # Batches come in order: the others wait for a late one, once their queues are full.
             lasts_s = measured.ahead * now.workers * measured.pace_s
             late = ("waiting for a late batch", JITTER)

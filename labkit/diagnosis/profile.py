@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pyinstrument import Profiler
     from pyinstrument.session import Session
 
-INTERVAL_S, STEP_INTERVAL_S = 0.0002, 0.001
+INTERVAL_S = 0.0002
 NO_DATALOADER = "not a torch DataLoader: only what it does in this thread was seen"
 
 # A forked worker inherits the main process's profiler and has to stop it.
@@ -44,14 +44,14 @@ class CallGraph:
     """What `call_graph` saw; shows itself as pyinstrument's trees."""
 
     main: Session
-    """Of the main process; see pyinstrument for other renderers."""
+    """Session of the main process; see pyinstrument for other renderers."""
     workers: Session | None = None
     """All workers added up; None where there are none, or none of them wrote its profile."""
     worker_count: int = 0
     steps: int
     notes: tuple[str, ...] = ()
     error: Exception | None = None
-    """What the data set or the step raised, which ended it early."""
+    """Error of the data set or the step that ended the profile early."""
 
     def table(self, n: int = 10) -> pd.DataFrame:
         """Return the functions with the most time of their own, in main process and workers.
@@ -80,10 +80,10 @@ class CallGraph:
     def __repr__(self) -> str:
         """Return pyinstrument's tree of the main process, and of the workers."""
         took = units.seconds(self.main.duration)
-        said = [f"{units.count(self.steps, 'step')} in {took}", *self.notes]
+        facts = [f"{units.count(self.steps, 'step')} in {took}", *self.notes]
         if self.error is not None:
-            said.append(f"ended early: {type(self.error).__name__}: {self.error}")
-        parts = [" · ".join(said), "Main process", _tree(self.main)]
+            facts.append(f"ended early: {type(self.error).__name__}: {self.error}")
+        parts = [" · ".join(facts), "Main process", _tree(self.main)]
         if self.workers is not None:
             workers = units.count(self.worker_count, "worker")
             parts += [f"{workers}, times added up", _tree(self.workers)]
@@ -216,9 +216,9 @@ class Kind(NamedTuple):
     """A kind of work in a step."""
 
     share: float
-    """Of the time."""
+    """Share of the time."""
     function: str
-    """Of the user's own, in which most of it is; "" where in none."""
+    """Function of the user's code that takes most of it; "" if there is none."""
 
 
 def kinds_of(run: Callable[[], object], *, on_cuda: bool) -> dict[str, Kind]:
@@ -234,7 +234,7 @@ def kinds_of(run: Callable[[], object], *, on_cuda: bool) -> dict[str, Kind]:
     """
     from pyinstrument import Profiler
 
-    with Profiler(interval=STEP_INTERVAL_S, async_mode="disabled") as profiler:
+    with Profiler(interval=0.001, async_mode="disabled") as profiler:
         run()
     spent: dict[str, Any] = defaultdict(Counter)
     for stack, spent_s in profiler.last_session.frame_records:

@@ -14,37 +14,34 @@ from typing import Any, NamedTuple
 
 from labkit import units
 from labkit.analysis.statistics import DELTA
-from labkit.diagnosis.loaders import DEFAULT_PREFETCH_FACTOR, OneThread, knobs_of, line_of
+from labkit.diagnosis.loaders import DEFAULT_PREFETCH_FACTOR, OneThread, arguments_of, line_of
 from labkit.diagnosis.predict import (
     BYTES,
     EACH_OTHER,
     JITTER,
-    MANY_OBJECTS,
     OVERHEAD,
-    SMALL_BYTES,
     UNEXPLAINED,
     Measured,
 )  # fmt: skip
 from labkit.diagnosis.stages import COLLATE, SAMPLER, Stage
+from labkit.diagnosis.thresholds import (
+    DEVICE_BOUND_CEILING,
+    EASY_GAIN_SHARE,
+    EASY_TO_BEST_GAIN_SHARE,
+    EQUAL_GAIN_DIFFERENCE,
+    LOADER_BOUND_CEILING,
+    MANY_OBJECTS_PER_BATCH,
+    MODERATELY_INPUT_BOUND_SHARE,
+    NEGLIGIBLE_OVERHEAD_SHARE,
+    PER_BATCH_OVERHEAD_SHARE,
+    SMALL_BATCH_BYTES,
+    UNEXPLAINED_SHARE,
+)  # fmt: skip
 
-# EVIDENCE 1: below, between and above these shares of the time a training is not, moderately and
-# highly input-bound.
-MODERATELY, HIGHLY = 0.05, 0.20
 COMPUTE, DUPLICATED, SHARED_MEMORY = "compute", "duplicated work", "shared memory"
 MOST_WORKERS = 16
 MOST_AHEAD_BYTES = 2 << 30
-RESET_S = 0.01  # start of an epoch with persistent workers, which only get a new order
-MUCH = 0.3  # of the loader's time, which every batch takes whatever is in it
-VANISHES = 0.05  # of the time: so much overhead does not matter
-DEVICE_BOUND = 0.9  # the ceiling from which faster computing is tried
-LOADER_BOUND = 0.8  # the ceiling up to which the loader is the limit
-UNKNOWN_SHARE = 1 / 3  # that is not explained: then no known part is called the bottleneck
-MOST = 5
-# Gains closer to each other than this are equal: the easier change comes first.
-EQUAL = 0.03
-# An easy change is the answer if it saves this share of what the best easy change saves; work to
-# rewrite is the answer only where easy changes save less than the second share of what it may.
-MOST_OF_IT, ENOUGH_OF_IT = 0.8, 0.4
+MOST_REMEDIES = 5  # that a diagnosis returns, the best first
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,21 +50,21 @@ class Remedy:
 
     name: str
     bottleneck: str
-    """What it removes."""
+    """Bottleneck that the change removes."""
     at_best: float | None = None
     """Bound of the normalized time of an epoch: the time with it ÷ the time without; None where
     only a trial can tell, or the training does not run without it."""
     reason: str
     change: str
-    """What to write."""
+    """Code to write."""
     easy: bool = True
-    """Whether it is a line to change, not work to rewrite."""
-    knobs: Mapping[str, Any] = field(default_factory=dict)
-    """Arguments with which the lab tries it; empty where it cannot."""
+    """Whether the change is one line, without rewriting code."""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments with which the change is tried; empty if it cannot be tried."""
     measured: float | None = None
-    """Normalized time of an epoch as tried; None where it was not."""
+    """Measured normalized time of an epoch; None if the change was not tried."""
     ci_low: float | None = None
-    """Of the 95 % interval of what was measured, or of the bound."""
+    """Lower end of the 95 % interval of the measurement, or of the bound."""
     ci_high: float | None = None
 
     @property
@@ -82,12 +79,12 @@ class Line(NamedTuple):
     name: str
     bottleneck: str
     subjects: Callable[[Measured], Sequence]
-    """What it applies to: stages, numbers of workers; empty where nothing."""
+    """Return the stages or numbers of workers to which the line applies."""
     leaves: Callable[[Measured, Any], Mapping[str, Any] | None]
-    """Demands with it; None where only a trial can tell."""
+    """Return the demands with the change; None if only a trial can show them."""
     reason: Callable[[Measured, Any], str]
     change: Callable[[Measured, Any], str] | str
-    knobs: Callable[[Measured, Any], Mapping[str, Any]] | None = None
+    arguments: Callable[[Measured, Any], Mapping[str, Any]] | None = None
     """DataLoader arguments, or a change of the model, with which it is tried."""
     easy: bool = True
 
@@ -145,7 +142,7 @@ def _overhead_s(m: Measured) -> float:
 
 
 def _small_batches(m: Measured) -> Sequence:
-    return _given(m.samples > 0 and m.share_of(OVERHEAD) > MUCH)
+    return _given(m.samples > 0 and m.share_of(OVERHEAD) > PER_BATCH_OVERHEAD_SHARE)
 
 
 def _in_large_batches(m: Measured, _: object) -> dict[str, Any]:
@@ -167,7 +164,7 @@ def _in_large_batches(m: Measured, _: object) -> dict[str, Any]:
 
 def _enough_samples(m: Measured) -> str:
     rest_s = max(m.epoch_s / m.steps - _overhead_s(m), 1e-9) / m.samples
-    power = math.ceil(math.log2(max(_overhead_s(m) / VANISHES / rest_s, 1)))
+    power = math.ceil(math.log2(max(_overhead_s(m) / NEGLIGIBLE_OVERHEAD_SHARE / rest_s, 1)))
     return f"{2**power:,}"
 
 
@@ -207,7 +204,7 @@ FEWER = {"float64": ("float32", 0.5), "float32": ("uint8", 0.25)}
 
 def _wide(m: Measured) -> Sequence[str]:
     """Return the dtype that takes most of a batch, where a smaller one would do."""
-    if m.batch_bytes < SMALL_BYTES:
+    if m.batch_bytes < SMALL_BATCH_BYTES:
         return ()
     dtype = max(m.loop.sizes, key=m.loop.sizes.get)
     # Pixels only, and only where something else than the host can make floats of them.
@@ -248,11 +245,11 @@ def bytes_in_words(m: Measured) -> str:
     if not m.loop.sizes or not m.samples:
         return ""
     dtype = max(m.loop.sizes, key=m.loop.sizes.get)
-    said = f"{dtype}, {units.count_bytes(m.batch_bytes / m.samples)}"
+    words = f"{dtype}, {units.count_bytes(m.batch_bytes / m.samples)}"
     if _wide(m):
         other, share = FEWER[dtype]
-        said += f"; {other} would be {'half' if share == 0.5 else 'a quarter'}"
-    return said
+        words += f"; {other} would be {'half' if share == 0.5 else 'a quarter'}"
+    return words
 
 
 def _less(m: Measured, less_s: float, *names: str) -> dict[str, Any]:
@@ -310,8 +307,9 @@ def only_tried(m: Measured, subject: object) -> None:
 # The easiest change first.
 REMEDIES = (
     Line("persistent workers", "start-up",
-         lambda m: _given(m.now.workers > 0 and "persistent_workers" not in m.knobs),
-         lambda m, _: {"startup_s": min(m.now.startup_s, RESET_S / m.steps)},
+         lambda m: _given(m.now.workers > 0 and "persistent_workers" not in m.arguments),
+         # Persistent workers only get a new order at the start of an epoch: 0.01 s.
+         lambda m, _: {"startup_s": min(m.now.startup_s, 0.01 / m.steps)},
          lambda m, _: f"starting workers takes {units.seconds(m.now.startup_s * m.steps)} of every "
          f"epoch of {units.count(m.steps, 'step')}",
          "", lambda m, _: {"persistent_workers": True}),
@@ -328,7 +326,7 @@ REMEDIES = (
          lambda m, _: f"{m.now.workers} workers × {m.probe.threads:.2g} threads share "
          f"{m.now.cores} cores",
          "", lambda m, _: {
-             "worker_init_fn": OneThread(m.knobs.get("worker_init_fn"), m.loop.has_opencv)
+             "worker_init_fn": OneThread(m.arguments.get("worker_init_fn"), m.loop.has_opencv)
          }),
     Line("no workers", OVERHEAD,
          lambda m: _given(m.now.workers > 0 and bool(_small_batches(m))),
@@ -380,10 +378,10 @@ REMEDIES = (
          change="do it in the data set, where workers run it beside the step, or on the device"),
     *(
         Line(name, COMPUTE,
-             lambda m: _given(m.loop.model is not None and m.ceiling > DEVICE_BOUND),
+             lambda m: _given(m.loop.model is not None and m.ceiling > DEVICE_BOUND_CEILING),
              only_tried, lambda m, _: "the device is the limit", change,
-             lambda m, _, knob=knob: {"model": knob})  # type: ignore[misc]
-        for knob, name, change in (
+             lambda m, _, key=key: {"model": key})  # type: ignore[misc]
+        for key, name, change in (
             ("bf16", "bf16 autocast", "with torch.autocast(device.type, torch.bfloat16): …"),
             ("channels_last", "channels last", "model.to(memory_format=torch.channels_last)"),
             ("compile", "torch.compile", "model.compile()"),
@@ -407,15 +405,15 @@ REMEDIES = (
          _in_large_batches,
          lambda m, _: f"{units.seconds(_overhead_s(m))} a batch do not depend on its "
          f"{units.count(m.samples, m.unit[:-1])}; from {_enough_samples(m)} on they are below "
-         f"{units.whole_percent(VANISHES)}",
+         f"{units.whole_percent(NEGLIGIBLE_OVERHEAD_SHARE)}",
          lambda m, _: f"batch_size={_enough_samples(m)}", easy=False),
     # Where the loader is fast enough, bytes matter for the copy to the device alone.
-    Line("fewer bytes", "transfer", lambda m: _wide(m) if m.ceiling > LOADER_BOUND else (),
+    Line("fewer bytes", "transfer", lambda m: _wide(m) if m.ceiling > LOADER_BOUND_CEILING else (),
          _fewer_bytes, _why_fewer, _write_fewer, easy=False),
-    Line("fewer bytes", BYTES, lambda m: _wide(m) if m.ceiling <= LOADER_BOUND else (),
+    Line("fewer bytes", BYTES, lambda m: _wide(m) if m.ceiling <= LOADER_BOUND_CEILING else (),
          _fewer_bytes, _why_fewer, _write_fewer, easy=False),
     Line("cheaper serialization", "serialization",
-         lambda m: _given(m.now.workers > 0 and m.objects > MANY_OBJECTS),
+         lambda m: _given(m.now.workers > 0 and m.objects > MANY_OBJECTS_PER_BATCH),
          lambda m, _: {"take_s": 0.0, "cpu_s": sum(s.cpu_s for s in m.stages),
                        "wall_s": sum(s.wall_s for s in m.stages), "hindered_s": 0.0},
          lambda m, _: f"a batch holds {m.objects:,} Python objects, which take "
@@ -460,7 +458,7 @@ def propose(m: Measured) -> tuple[Remedy, ...]:
 
     They are bounds until they are tried.
     """
-    found = []
+    remedies = []
     for line in REMEDIES:
         for subject in line.subjects(m):
             left = line.leaves(m, subject)
@@ -468,44 +466,45 @@ def propose(m: Measured) -> tuple[Remedy, ...]:
             ci_low, ci_high = None, None
             if left is not None and "shorter" not in left:  # a number of steps has no error
                 ci_low, ci_high = m.interval_of(at_best)
-            knobs = line.knobs(m, subject) if line.knobs else {}
+            arguments = line.arguments(m, subject) if line.arguments else {}
             # Arguments to change belong to a DataLoader.
-            helps = (at_best or m.ceiling) <= 1 - DELTA and (m.is_data_loader or not knobs)
-            if not helps and "model" not in knobs:
+            helps = (at_best or m.ceiling) <= 1 - DELTA and (m.is_data_loader or not arguments)
+            if not helps and "model" not in arguments:
                 continue
             change = line.change(m, subject) if callable(line.change) else line.change
-            found.append(
+            remedies.append(
                 Remedy(
                     name=line.name,
                     bottleneck=line.bottleneck,
                     at_best=at_best,
                     reason=line.reason(m, subject),
-                    change=change or line_of({**m.knobs, **knobs}),
+                    change=change or line_of({**m.arguments, **arguments}),
                     easy=line.easy,
-                    knobs=knobs,
+                    arguments=arguments,
                     ci_low=ci_low,
                     ci_high=ci_high,
                 )
             )
-    return tuple(found)
+    return tuple(remedies)
 
 
 def for_shared_memory(m: Measured) -> tuple[Remedy, ...]:
     """Return what makes the batches that workers prepare ahead fit into shared memory."""
-    loader, sizes, found = m.loop.loader, m.loop.sizes, []
-    knobs = knobs_of(loader)
-    held = f"{loader.num_workers * loader.prefetch_factor} batches"
+    loader, sizes, remedies = m.loop.loader, m.loop.sizes, []
+    arguments = arguments_of(loader)
+    batches = f"{loader.num_workers * loader.prefetch_factor} batches"
     if m.batch_bytes:
-        held += f" of {units.count_bytes(m.batch_bytes)}"
-    remedy = partial(Remedy, bottleneck=SHARED_MEMORY, reason=f"workers prepare {held} ahead")
+        batches += f" of {units.count_bytes(m.batch_bytes)}"
+    remedy = partial(Remedy, bottleneck=SHARED_MEMORY, reason=f"workers prepare {batches} ahead")
     if loader.prefetch_factor > DEFAULT_PREFETCH_FACTOR:
         fewer = {"prefetch_factor": DEFAULT_PREFETCH_FACTOR}
-        found.append(remedy(name="less prefetching", change=line_of({**knobs, **fewer})))
+        remedies.append(remedy(name="less prefetching", change=line_of({**arguments, **fewer})))
     if sizes and (dtype := max(sizes, key=sizes.get)) in FEWER:
-        found.append(remedy(name="fewer bytes", change=_write_fewer(None, dtype)))
+        remedies.append(remedy(name="fewer bytes", change=_write_fewer(None, dtype)))
     if loader.num_workers > 1:
-        found.append(remedy(name="fewer workers", change=line_of({**knobs, "num_workers": 1})))
-    return tuple(found)
+        one_worker = line_of({**arguments, "num_workers": 1})
+        remedies.append(remedy(name="fewer workers", change=one_worker))
+    return tuple(remedies)
 
 
 def worth_it(proposed: Sequence[Remedy]) -> list[Remedy]:
@@ -522,8 +521,9 @@ def worth_it(proposed: Sequence[Remedy]) -> list[Remedy]:
         is_in_vain = not is_bound and (remedy.ci_high or 0.0) >= 1
         if remedy.normalized_time > 1 - DELTA or is_in_vain:
             continue
-        key = remedy.change if is_bound and not remedy.knobs else remedy.name
-        if key not in kept or remedy.normalized_time < kept[key].normalized_time - EQUAL:
+        key = remedy.change if is_bound and not remedy.arguments else remedy.name
+        best = kept.get(key)
+        if best is None or remedy.normalized_time < best.normalized_time - EQUAL_GAIN_DIFFERENCE:
             kept[key] = remedy
     return list(kept.values())
 
@@ -536,9 +536,9 @@ def in_order(m: Measured, gains: Sequence[Remedy]) -> tuple[str, tuple[Remedy, .
         key=lambda remedy: (remedy.measured is None, remedy.normalized_time),
     )
     if first is None:
-        is_hidden = not gains and min(m.stalls()) < MODERATELY
-        return COMPUTE if is_hidden else UNEXPLAINED, tuple(rest[:MOST])
-    return first.bottleneck, (first, *rest[: MOST - 1])
+        is_hidden = not gains and min(m.stalls()) < MODERATELY_INPUT_BOUND_SHARE
+        return COMPUTE if is_hidden else UNEXPLAINED, tuple(rest[:MOST_REMEDIES])
+    return first.bottleneck, (first, *rest[: MOST_REMEDIES - 1])
 
 
 def _first(m: Measured, gains: Sequence[Remedy]) -> Remedy | None:
@@ -546,13 +546,15 @@ def _first(m: Measured, gains: Sequence[Remedy]) -> Remedy | None:
     for remedy in gains:
         if remedy.bottleneck == DUPLICATED:
             return remedy
-    unknown = m.share_of(UNEXPLAINED) > UNKNOWN_SHARE
+    unknown = m.share_of(UNEXPLAINED) > UNEXPLAINED_SHARE
     # Bounds of a loader whose time is not explained name a known part of it.
-    easy = [one for one in gains if one.easy and not (unknown and one.knobs and not one.measured)]
+    easy = [
+        one for one in gains if one.easy and not (unknown and one.arguments and not one.measured)
+    ]
     most = 1 - _best(gains).normalized_time
     most_easy = 1 - _best(easy).normalized_time if easy else 0.0
-    if most_easy >= ENOUGH_OF_IT * most:
-        enough = (one for one in easy if 1 - one.normalized_time >= MOST_OF_IT * most_easy)
+    if most_easy >= EASY_TO_BEST_GAIN_SHARE * most:
+        enough = (one for one in easy if 1 - one.normalized_time >= EASY_GAIN_SHARE * most_easy)
         bottleneck = next(enough).bottleneck
         return _best([remedy for remedy in easy if remedy.bottleneck == bottleneck])
     if unknown:

@@ -36,8 +36,6 @@ from labkit.diagnosis.watch import Watch, rank_of_launcher, say
 
 VARIABLE = "LABKIT_WATCH"  # of the environment: what started processes are to do, as JSON
 STARTUP = Path(__file__).with_name("startup")  # a folder of PYTHONPATH
-RANKS_S = 5.0  # that the first rank waits for the others to end
-POLL_S = 0.05
 LAST = -200  # priority of a finalizer: after multiprocessing has waited for the children
 get_signal, set_signal = signal.getsignal, signal.signal  # a script sees others: `_hide`
 
@@ -161,16 +159,16 @@ class Session:
         """Return what processes left in the folder; the first rank at its end waits for others."""
         here = int(os.environ.get("LOCAL_WORLD_SIZE") or self.watch.ranks)
         waits = self._has_ended and self.watch.rank == 0
-        until_s = time.monotonic() + (RANKS_S if waits else 0.0)
+        until_s = time.monotonic() + (5.0 if waits else 0.0)
         while True:
-            found = []
+            reports = []
             for path in self._folder.glob("*.json"):
                 with suppress(OSError, ValueError):
-                    found.append(json.loads(path.read_text(encoding="utf-8")))
-            ended = sum(each["has_ended"] or not _runs(each["pid"]) for each in found)
+                    reports.append(json.loads(path.read_text(encoding="utf-8")))
+            ended = sum(each["has_ended"] or not _runs(each["pid"]) for each in reports)
             if ended >= here or time.monotonic() >= until_s:
-                return found
-            time.sleep(POLL_S)
+                return reports
+            time.sleep(0.05)
 
 
 def _runs(pid: int) -> bool:

@@ -30,9 +30,6 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
 COLLATE, SERIALIZATION, SAMPLER = "collate", "serialization", "sampler"
-MOST_BATCHES = 400  # enough for any share
-PATIENCE = 3  # times the seconds that were asked for, to get at least two batches
-DRAWN, DRAWING_S = 100, 0.3  # batches, of which the sampler is timed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,9 +42,9 @@ class Stage:
     """read, decode, transform or collate."""
     wall_s: float
     cpu_s: float
-    """Of all threads of the process."""
+    """CPU seconds of all threads of the process."""
     reader: str = ""
-    """Of reads: the transform that they are part of, if any."""
+    """Transform that a read is part of; "" if there is none."""
 
     @property
     def wait_s(self) -> float:
@@ -57,7 +54,7 @@ class Stage:
 
 @dataclass(frozen=True, kw_only=True)
 class Stages:
-    """What `probe_stages` measured."""
+    """Measurements of `probe_stages`."""
 
     stages: tuple[Stage, ...] = ()
     """Most time first; empty where no batch came."""
@@ -70,9 +67,9 @@ class Stages:
     pickle_s: float = 0.0
     """CPU of the worker to send a batch, with the copy to shared memory; 0 without workers."""
     sampler_s: float = 0.0
-    """Of the main process, to draw the samples of a batch."""
+    """Seconds of the main process to draw the samples of a batch."""
     error: Exception | None = None
-    """What ended the probe early; what was measured until then is kept."""
+    """Error that ended the probe early; earlier measurements are kept."""
 
 
 def probe_stages(loader: Iterable, *, seconds: float) -> Stages:
@@ -102,8 +99,8 @@ def probe_stages(loader: Iterable, *, seconds: float) -> Stages:
         else:
             recorder = Recorder()
             begin = partial(_made_here, loader, recorder)
-        found = _summarize(*_take(begin, recorder, seconds))
-    return replace(found, sampler_s=_sampler_s(loader)) if is_data_loader(loader) else found
+        stages = _summarize(*_take(begin, recorder, seconds))
+    return replace(stages, sampler_s=_sampler_s(loader)) if is_data_loader(loader) else stages
 
 
 def _sampler_s(loader: DataLoader) -> float:
@@ -111,9 +108,9 @@ def _sampler_s(loader: DataLoader) -> float:
     keys = iter(loader._index_sampler)
     next(keys, None)  # draws an order for the whole epoch
     begun_s, drawn = time.perf_counter(), 0
-    for _ in islice(keys, DRAWN):
+    for _ in islice(keys, 100):  # batches
         drawn += 1
-        if time.perf_counter() - begun_s > DRAWING_S:
+        if time.perf_counter() - begun_s > 0.3:
             break
     return (time.perf_counter() - begun_s) / max(drawn, 1)
 
@@ -137,8 +134,9 @@ def _take(
                 with suppress(OSError):  # its worker has died; the iterator is about to say so
                     ForkingPickler.loads(one.parcel)  # frees the batch's memory
             made.append(one._replace(parcel=None))
-            limit_s = seconds if len(made) > 1 else PATIENCE * seconds
-            if time.perf_counter() - begun_s > limit_s or len(made) >= MOST_BATCHES:
+            # Two batches are needed.  400 determine every share well enough.
+            limit_s = seconds if len(made) > 1 else 3 * seconds
+            if time.perf_counter() - begun_s > limit_s or len(made) >= 400:
                 break
     except Exception as error:
         return made, error
@@ -164,7 +162,7 @@ class Made(NamedTuple):
     """What comes instead of a batch."""
 
     number: int
-    """In its process."""
+    """Number of the batch in its process."""
     totals: Totals
     at_s: float
     """When it was made, by `time.perf_counter`."""
@@ -261,11 +259,11 @@ def _stages(made: Sequence[Made], queued: float) -> tuple[Stage, ...]:
             stage = spent.setdefault((kind, function if kind == tracer.TRANSFORM else reader), {})
             sums_s = stage.get(function, (0.0, 0.0, 0.0))
             stage[function] = [a + b / len(made) for a, b in zip(sums_s, seconds)]
-    found = []
+    stages = []
     for (kind, owner), functions in spent.items():
         wall_s, thread_s, cpu_s = map(sum, zip(*functions.values()))
         reader = owner if kind == tracer.READ else ""
-        found.append(
+        stages.append(
             Stage(
                 name=max(functions, key=functions.get) + f" in {reader}" * bool(reader),
                 kind=kind,
@@ -274,4 +272,4 @@ def _stages(made: Sequence[Made], queued: float) -> tuple[Stage, ...]:
                 reader=reader,
             )
         )
-    return tuple(sorted(found, key=lambda stage: -stage.wall_s))
+    return tuple(sorted(stages, key=lambda stage: -stage.wall_s))

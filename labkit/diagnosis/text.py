@@ -7,41 +7,44 @@ from typing import TYPE_CHECKING
 
 from labkit import units
 from labkit.diagnosis.predict import UNEXPLAINED, Measured
-from labkit.diagnosis.remedies import COMPUTE, HIGHLY, UNKNOWN_SHARE, Remedy, bytes_in_words
+from labkit.diagnosis.remedies import COMPUTE, Remedy, bytes_in_words
+from labkit.diagnosis.thresholds import (
+    INPUT_BOUND_SHARE,
+    LISTED_SHARE,
+    SHOWN_SHARE,
+    UNEXPLAINED_SHARE,
+)  # fmt: skip
 from labkit.machine import shared_memory
 
 if TYPE_CHECKING:
     from labkit.diagnosis.diagnose import Diagnosis
 
-SHOWN_SHARE, MOST_ROWS = 0.03, 5
-LISTED_SHARE = 0.005  # of a batch's time: less is no row of the details
 
-
-def screen(found: Diagnosis) -> Iterator[str]:
+def screen(diagnosis: Diagnosis) -> Iterator[str]:
     """Yield verdict, ceiling, remedies and where the time goes: one screen."""
-    m = found.measured
+    m = diagnosis.measured
     if m.broken:
         below = ". What was measured until then is below" * bool(m.first_s)
         yield f"Diagnosis stopped: {m.broken}{below}."
-    if found.ceiling is None:
-        if found.bottleneck:
-            yield f"Bottleneck: {found.bottleneck}. {shared_memory.why_full()}"
-        for number, remedy in enumerate(found.remedies, 1):
+    if diagnosis.ceiling is None:
+        if diagnosis.bottleneck:
+            yield f"Bottleneck: {diagnosis.bottleneck}. {shared_memory.why_full()}"
+        for number, remedy in enumerate(diagnosis.remedies, 1):
             yield f"{number}. {remedy.name}: {remedy.reason}."
             yield f"   {remedy.change}"
-        yield from _arms(found)
+        yield from _arms(diagnosis)
         return
-    yield _verdict(found)
+    yield _verdict(diagnosis)
     now = _per_s(m, m.epoch_s / m.steps)
     yield (
         f"An infinitely fast loader: at most {1 / m.ceiling:.3g} × faster "
         f"({_rate(now)} → {_rate(now / m.ceiling)} {m.unit}/s)."
     )
-    for number, remedy in enumerate(found.remedies, 1):
+    for number, remedy in enumerate(diagnosis.remedies, 1):
         yield from _remedy(number, remedy, now, m)
-    if not found.remedies:
-        said = "no change that was tried or can be bounded saves 3 %."
-        yield f"Nothing to gain: {said}" if found.bottleneck == COMPUTE else f"N{said[1:]}"
+    if not diagnosis.remedies:
+        reason = "no change that was tried or can be bounded saves 3 %."
+        yield f"Nothing to gain: {reason}" if diagnosis.bottleneck == COMPUTE else f"N{reason[1:]}"
     alone, step = _per_s(m, m.alone_s), _per_s(m, m.now.step_s)
     yield (
         f"The step alone ({m.loop.device.label}): {_rate(step)} {m.unit}/s; "
@@ -52,18 +55,18 @@ def screen(found: Diagnosis) -> Iterator[str]:
         yield f"{who} takes {units.seconds(m.made_s)} for a batch: {rows}."
     if words := bytes_in_words(m):
         yield f"A sample: {words}."
-    yield from (f"Note: {said}." for said in m.failed)
+    yield from (f"Note: {message}." for message in m.failed)
 
 
-def details(found: Diagnosis) -> Iterator[str]:
+def details(diagnosis: Diagnosis) -> Iterator[str]:
     """Yield what the screen rests on."""
-    yield from _arms(found)
-    m = found.measured
+    yield from _arms(diagnosis)
+    m = diagnosis.measured
     for row in (row for row in m.rows if row.share > LISTED_SHARE):
         took = f"{units.seconds(row.seconds)}, {units.percent(row.share)}"
         yield f"{row.name} ({row.kind}): {took}"
-    for remedy in found.proposed:
-        if remedy.measured is not None and remedy not in found.remedies:
+    for remedy in diagnosis.proposed:
+        if remedy.measured is not None and remedy not in diagnosis.remedies:
             yield f"{remedy.name}: {_time(remedy)}; {remedy.change}"
     blocks = units.count(len(m.of("resident")), "block")
     yield (
@@ -73,10 +76,10 @@ def details(found: Diagnosis) -> Iterator[str]:
     yield from (f"Note: {note}." for note in m.notes)
 
 
-def _arms(found: Diagnosis) -> Iterator[str]:
-    if first_s := found.measured.first_s:
+def _arms(diagnosis: Diagnosis) -> Iterator[str]:
+    if first_s := diagnosis.measured.first_s:
         yield f"first steps, loading and computing: {units.seconds(first_s)} a step"
-    for title, (step_s, *_) in found.arms().items():
+    for title, (step_s, *_) in diagnosis.arms().items():
         yield f"{title}: {units.seconds(step_s)} a step"
 
 
@@ -88,27 +91,31 @@ def _per_s(m: Measured, step_s: float) -> float:
     return max(m.samples, 1) / step_s
 
 
-def _verdict(found: Diagnosis) -> str:
-    m = found.measured
-    said = f"{found.verdict[0].upper()}{found.verdict[1:]}: {units.percent(1 - m.ceiling)}"
+def _verdict(diagnosis: Diagnosis) -> str:
+    m = diagnosis.measured
+    verdict = f"{diagnosis.verdict[0].upper()}{diagnosis.verdict[1:]}"
+    sentence = f"{verdict}: {units.percent(1 - m.ceiling)}"
     if len(ends := m.stalls()) > 1:
-        said += f" [{', '.join(map(units.percent, ends))}]"
-    said += " of the time is not hidden behind computing"
+        sentence += f" [{', '.join(map(units.percent, ends))}]"
+    sentence += " of the time is not hidden behind computing"
     if m.now.fetch_s:
-        said += f", of which the medium takes {units.percent(m.now.fetch_s * m.steps / m.epoch_s)}"
-    if m.share_of(UNEXPLAINED) > UNKNOWN_SHARE and found.bottleneck != COMPUTE:
+        fetching = units.percent(m.now.fetch_s * m.steps / m.epoch_s)
+        sentence += f", of which the medium takes {fetching}"
+    if m.share_of(UNEXPLAINED) > UNEXPLAINED_SHARE and diagnosis.bottleneck != COMPUTE:
         known = next((row for row in m.rows if row.kind != UNEXPLAINED), None)
-        if found.bottleneck != UNEXPLAINED:
-            said += f". Bottleneck: {found.bottleneck}"
-        said += f". Not explained: {units.whole_percent(m.share_of(UNEXPLAINED))} of a batch's time"
+        if diagnosis.bottleneck != UNEXPLAINED:
+            sentence += f". Bottleneck: {diagnosis.bottleneck}"
+        unexplained = units.whole_percent(m.share_of(UNEXPLAINED))
+        sentence += f". Not explained: {unexplained} of a batch's time"
         if known:
-            said += f"; the largest known part is {known.name}, {units.whole_percent(known.share)}"
-        return f"{said}."
-    if found.bottleneck == COMPUTE and max(m.stalls()) >= HIGHLY:
-        return f"{said}. Whether data loading is the bottleneck is not certain; raise budget_s."
-    if found.bottleneck == COMPUTE:
-        return f"{said}. Data loading is not the bottleneck."
-    return f"{said}. Bottleneck: {found.bottleneck}."
+            share = units.whole_percent(known.share)
+            sentence += f"; the largest known part is {known.name}, {share}"
+        return f"{sentence}."
+    if diagnosis.bottleneck == COMPUTE and max(m.stalls()) >= INPUT_BOUND_SHARE:
+        return f"{sentence}. Whether data loading is the bottleneck is not certain; raise budget_s."
+    if diagnosis.bottleneck == COMPUTE:
+        return f"{sentence}. Data loading is not the bottleneck."
+    return f"{sentence}. Bottleneck: {diagnosis.bottleneck}."
 
 
 def _remedy(number: int, remedy: Remedy, now: float, m: Measured) -> Iterator[str]:
@@ -119,14 +126,14 @@ def _remedy(number: int, remedy: Remedy, now: float, m: Measured) -> Iterator[st
 
 def _time(remedy: Remedy) -> str:
     how = "at best" if remedy.measured is None else "tried,"
-    said = f"{how} {units.normalized(remedy.normalized_time)}"
+    time = f"{how} {units.normalized(remedy.normalized_time)}"
     if remedy.ci_low is None:
-        return said
-    return f"{said} {units.interval(remedy.ci_low, remedy.ci_high)}"
+        return time
+    return f"{time} {units.interval(remedy.ci_low, remedy.ci_high)}"
 
 
 def _rows(m: Measured) -> str:
     shown = [row for row in m.rows if row.share >= SHOWN_SHARE and row.kind != UNEXPLAINED]
-    said = [f"{row.name} {units.whole_percent(row.share)}" for row in shown[:MOST_ROWS]]
+    parts = [f"{row.name} {units.whole_percent(row.share)}" for row in shown[:5]]
     rest = m.share_of(UNEXPLAINED)
-    return ", ".join([*said, f"{UNEXPLAINED} {units.whole_percent(rest)}"]) if m.rows else ""
+    return ", ".join([*parts, f"{UNEXPLAINED} {units.whole_percent(rest)}"]) if m.rows else ""

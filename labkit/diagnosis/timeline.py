@@ -34,12 +34,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 PERIOD_S = 0.1
-SECONDS = 4.0  # of a loop that is recorded: several of NVML's periods
-# Of `gpu_util`.
-LOAD_S = 2.0  # NVML averages over up to 1 s
-SETTLE_S = 1.0  # until its average has forgotten what was before
-SPIN_CYCLES = 10_000_000  # some 6 ms at a GPU's clock: long beside a launch
-MATRIX = 4096  # large enough for every multiprocessor
+MATRIX = 4096  # rows and columns in `gpu_util`: large enough for every multiprocessor
 IN_FLIGHT = 4  # launches between two waits, so that the queue stays short and never empty
 
 Band = tuple[float, float]
@@ -95,13 +90,13 @@ class _Recorder:
         # What an ended worker fetched is counted nowhere until its parent has waited for it.
         seen["fetched"] = seen["fetched"].cummax()
         spent = seen.diff()
-        found = pd.DataFrame({"gpu_util": seen["busy_percent"] / 100})
-        found["gpu_memory_bytes"] = seen["used_bytes"]
-        found["read_bytes_per_s"] = spent["fetched"] / spent["at_s"]
+        samples = pd.DataFrame({"gpu_util": seen["busy_percent"] / 100})
+        samples["gpu_memory_bytes"] = seen["used_bytes"]
+        samples["read_bytes_per_s"] = spent["fetched"] / spent["at_s"]
         for busy in seen.filter(like="busy core"):
             core = busy.removeprefix("busy ")
-            found[core] = (spent[busy] / spent[f"total {core}"]).clip(0, 1)
-        return found.set_index(seen["at_s"] - start_s).iloc[1:]
+            samples[core] = (spent[busy] / spent[f"total {core}"]).clip(0, 1)
+        return samples.set_index(seen["at_s"] - start_s).iloc[1:]
 
     def _sample(self) -> None:
         sample: dict[str, Any] = {"fetched": tree_read_bytes(), **self._ask_gpu()}
@@ -126,7 +121,7 @@ def record_timeline(
     step: Callable[[object], object],
     *,
     device: SimulatedGpu | None = None,
-    seconds: float = SECONDS,
+    seconds: float = 4.0,  # several of NVML's periods
 ) -> Timeline:
     """Run a loop for some seconds, epoch after epoch, and record a timeline of it.
 
@@ -176,7 +171,7 @@ def record_timeline(
 # --- what GPU-Util does not say ---------------------------------------------------------------
 
 
-def gpu_util(seconds: float = LOAD_S) -> pd.DataFrame:
+def gpu_util(seconds: float = 2.0) -> pd.DataFrame:
     """Read GPU-Util while one thread spins on the GPU, and while the whole GPU computes.
 
     Args:
@@ -203,12 +198,13 @@ def _measure(seconds: float) -> dict[str, tuple[str, str]]:
     a = torch.randn(MATRIX, MATRIX, device="cuda")
     out = torch.empty_like(a)
     loads: dict[str, tuple[Callable[[], object], int]] = {
-        "one thread spinning": (lambda: torch.cuda._sleep(SPIN_CYCLES), 0),
+        # 10 million cycles take about 6 ms, which is long compared with a launch.
+        "one thread spinning": (lambda: torch.cuda._sleep(10_000_000), 0),
         "matrix products": (lambda: torch.mm(a, a, out=out), 2 * MATRIX**3),
     }
     rows = {}
     for name, (launch, operations) in loads.items():
-        _keep_busy(launch, SETTLE_S)
+        _keep_busy(launch, 1.0)  # NVML averages over up to 1 s
         with GpuWatch(1) as watch:
             launches, took_s = _keep_busy(launch, seconds)
         done_per_s = launches * operations / took_s

@@ -86,8 +86,8 @@ _STDLIB = sysconfig.get_path("stdlib")
 
 def _words(name: str) -> frozenset[str]:
     """Split the name of a function or class: "DecodeJPEG", "decode_jpeg" -> {decode, jpeg}."""
-    found = re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+", name)
-    return frozenset(word.lower() for word in found)
+    words = re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+", name)
+    return frozenset(word.lower() for word in words)
 
 
 def _is_own(file: str) -> bool:
@@ -153,8 +153,8 @@ def _waits(name: str) -> bool:
 def _is_container(subject: object) -> bool:
     """Return whether an object only calls others one by one, as Compose does."""
     name = type(subject).__name__
-    held = getattr(subject, "__dict__", {}).get("transforms")
-    return "Compose" in name or name in CONTAINERS or isinstance(held, list | tuple)
+    transforms = getattr(subject, "__dict__", {}).get("transforms")
+    return "Compose" in name or name in CONTAINERS or isinstance(transforms, list | tuple)
 
 
 def _first_argument(frame: FrameType) -> object:
@@ -206,10 +206,10 @@ def _short(module: str, name: str) -> str:
     return name if package in ("", "main__", "builtins") else f"{package}.{name}"
 
 
-def _by_words(found: frozenset[str], *, own: bool) -> str:
-    if found & DECODE_WORDS or (found & READ_WORDS and found & PICTURE_WORDS):
+def _by_words(words: frozenset[str], *, own: bool) -> str:
+    if words & DECODE_WORDS or (words & READ_WORDS and words & PICTURE_WORDS):
         return DECODE
-    if found & READ_WORDS:
+    if words & READ_WORDS:
         return READS_OPENLY if own else READ
     return TRANSFORM
 
@@ -297,16 +297,17 @@ class Tracer:
         for each in reversed(frames):
             name = each.f_code.co_name
             is_part = name.startswith("<") and name != "<lambda>"  # a comprehension
-            if not is_part and (found := self._rule_in(each, rule, begun, subject)):
-                if (rule, found) == (TRANSFORM, READ):
+            if not is_part and (next_rule := self._rule_in(each, rule, begun, subject)):
+                if (rule, next_rule) == (TRANSFORM, READ):
                     reader = _name_of(begun, subject)
-                rule, begun = found, each
+                rule, begun = next_rule, each
                 subject = _first_argument(each)
-        if builtin is not None and (found := _rule_of_builtin(builtin)) in _SEEN_INSIDE[rule]:
-            if (rule, found) == (TRANSFORM, READ):
+        if builtin is not None and (last_rule := _rule_of_builtin(builtin)) in _SEEN_INSIDE[rule]:
+            if (rule, last_rule) == (TRANSFORM, READ):
                 reader = _name_of(begun, subject)
             waits = READS_OPENLY in _SEEN_INSIDE[rule] and _waits(builtin.__name__)
-            return READ if waits else found, _name_of_builtin(builtin, inner.f_globals), reader
+            kind = READ if waits else last_rule
+            return kind, _name_of_builtin(builtin, inner.f_globals), reader
         if begun is not None:
             return _KINDS.get(rule, rule), _name_of(begun, subject), reader
         # What is no call: a list's or a memory map's lookup.

@@ -33,11 +33,7 @@ from labkit.diagnosis.measure import (
 from labkit.diagnosis.predict import Measured
 from labkit.diagnosis.remedies import Remedy
 
-FEWEST_TRIED, MOST_TRIED = 2, 5
 AS_IS = ("A1", "A2")
-# Prefetching is tried for so many times the seconds in which the batches ahead are used up, so
-# that the queue fills meanwhile; for LONGEST_S at most.
-QUEUES = 4
 
 
 def try_remedies(
@@ -61,12 +57,12 @@ def try_remedies(
     """
     loop, seconds = m.loop, TRIALS_SHARE * budget_s
     # What removes something that was measured is more promising than what can only be tried.
-    promising = (remedy for remedy in proposed if remedy.knobs)
+    promising = (remedy for remedy in proposed if remedy.arguments)
     tried = sorted(promising, key=lambda one: (one.at_best is None, one.at_best or m.ceiling))
     if not tried:
         return tuple(proposed)
     room = count_arms(seconds, loop.loader, m.epoch_s / m.steps) - len(AS_IS)
-    tried = tried[: min(max(room, FEWEST_TRIED), MOST_TRIED)]
+    tried = tried[: min(max(room, 2), 5)]
     ends_s = time.monotonic() + seconds
     timed_s = stretch_s(seconds, len(tried) + len(AS_IS))
     with ExitStack() as stack:
@@ -105,8 +101,9 @@ def try_remedies(
 
 def _filling_s(m: Measured, remedy: Remedy) -> float:
     """Return how long to try a change of prefetching; 0 for other changes."""
-    ahead = int(remedy.knobs.get("prefetch_factor", 0)) * m.now.workers
-    return min(QUEUES * ahead * m.epoch_s / m.steps, LONGEST_S)
+    ahead = int(remedy.arguments.get("prefetch_factor", 0)) * m.now.workers
+    # The queue fills in four times the seconds in which the training uses up the batches ahead.
+    return min(4 * ahead * m.epoch_s / m.steps, LONGEST_S)
 
 
 def _with_times(
@@ -122,7 +119,7 @@ def _with_times(
 
 def _applied(loop: Loop, remedy: Remedy, stack: ExitStack) -> tuple[Iterable, Callable]:
     """Return a loader, and what opens a context, with a remedy applied."""
-    changes = dict(remedy.knobs)
+    changes = dict(remedy.arguments)
     if change := changes.pop("model", ""):
         changed = MODEL_CHANGES[change](loop)
         with changed():  # compiles, before anything is timed

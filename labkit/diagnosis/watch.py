@@ -35,9 +35,6 @@ from labkit.machine.usage import NVML_PERIOD_S, Sampler, cores_s
 
 FIRST_STEPS = 50  # before the first report
 PERIOD_S = 30.0  # until another report; later ones come after twice as long each time
-# Between two looks at the training's stack.  Each takes the interpreter's lock from the training:
-# with 50 a second, steps of 2 ms took 2.7 % longer.
-SAMPLE_S = 0.1
 LOOK_S = 1.0  # between two looks at processes, and at a loader that may hang
 
 
@@ -86,7 +83,9 @@ class Watch:
 
             self._beside = ExitStack()
             self.events = self._beside.enter_context(self._hook.listen())
-            self._beside.enter_context(Sampler(self.look, SAMPLE_S))
+            # Every look at the training's stack takes the interpreter's lock from the training:
+            # with 50 a second, steps of 2 ms took 2.7 % longer.
+            self._beside.enter_context(Sampler(self.look, 0.1))  # seconds
             self._find_rank()
 
     def stop(self) -> None:

@@ -24,8 +24,9 @@ from labkit.diagnosis import loaders, measure, predict, remedies
 from labkit.diagnosis.devices import find_device
 from labkit.diagnosis.diagnose import conclude
 from labkit.diagnosis.measure import Loop
-from labkit.diagnosis.predict import OFTEN, Measured
+from labkit.diagnosis.predict import Measured
 from labkit.diagnosis.stages import Stages
+from labkit.diagnosis.thresholds import BLOCKING_SYNCS_PER_STEP
 from labkit.machine import shared_memory
 from labkit.machine.clock import SystemClock
 from labkit.machine.usage import own_cpu_s
@@ -139,8 +140,8 @@ class Wrapper:
 
     __class__ = property(lambda self: DataLoader)
 
-    def __init__(self, dataset, **knobs):
-        self.base_dataloader = DataLoader(dataset, **knobs)
+    def __init__(self, dataset, **arguments):
+        self.base_dataloader = DataLoader(dataset, **arguments)
 
     def __getattr__(self, name):
         if name == "base_dataloader":
@@ -167,8 +168,8 @@ class Again:
 class OneIterator(DataLoader):
     """Keeps an iterator for all epochs, as timm's MultiEpochsDataLoader does."""
 
-    def __init__(self, dataset, **knobs):
-        super().__init__(dataset, **knobs)
+    def __init__(self, dataset, **arguments):
+        super().__init__(dataset, **arguments)
         object.__setattr__(self, "batch_sampler", Again(self.batch_sampler))
         self.iterator = super().__iter__()
 
@@ -229,7 +230,8 @@ class Locked(Slow):
 
 @pytest.mark.alone
 def test_workers_that_wait_for_each_other_are_told_from_busy_ones(monkeypatch):
-    monkeypatch.setattr(predict, "IDLE", -1.0)  # whatever other programs use the cores for
+    # Whatever other programs use the cores for.
+    monkeypatch.setattr(predict, "IDLE_CORES_SHARE", -1.0)
     step = Simulated(ms=1)
     found = diagnose(DataLoader(Locked(), batch_size=4, num_workers=2), step, device=step.device)
     assert found.bottleneck == "workers wait for each other"
@@ -247,7 +249,8 @@ class Late(Waiting):
 
 @pytest.mark.alone
 def test_workers_that_wait_for_a_late_batch_need_more_ahead(monkeypatch):
-    monkeypatch.setattr(predict, "IDLE", -1.0)  # whatever other programs use the cores for
+    # Whatever other programs use the cores for.
+    monkeypatch.setattr(predict, "IDLE_CORES_SHARE", -1.0)
     step = Simulated(ms=5)
     loader = DataLoader(Late(240, cpu_s=0.001), batch_size=2, num_workers=2, prefetch_factor=1)
     # Long enough to look at some late batches in a worker.
@@ -310,7 +313,7 @@ def test_equal_samples_are_not_taken_for_duplicates():
 
 def test_a_model_that_is_given_learns_nothing_and_is_tried_in_other_forms(monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda function: function)  # takes a minute
-    monkeypatch.setattr(remedies, "DEVICE_BOUND", 0.0)  # whatever else this machine does
+    monkeypatch.setattr(remedies, "DEVICE_BOUND_CEILING", 0.0)  # whatever else this machine does
     layers = torch.nn.Conv2d(3, 16, 3), torch.nn.Flatten(), torch.nn.Linear(576, 2)
     model = torch.nn.Sequential(*layers)
     model.register_buffer("steps", torch.zeros(1), persistent=False)
@@ -360,15 +363,18 @@ def test_the_line_to_paste_holds_all_arguments_that_are_not_torchs_defaults():
         Slow(), batch_size=4, shuffle=True, num_workers=2, prefetch_factor=2, collate_fn=give_none,
         pin_memory=False, in_order=False, worker_init_fn=print, multiprocessing_context="spawn",
     )  # fmt: skip
-    knobs = loaders.knobs_of(loader)
-    assert loaders.line_of(knobs) == (
+    arguments = loaders.arguments_of(loader)
+    assert loaders.line_of(arguments) == (
         "DataLoader(dataset, batch_size=4, shuffle=True, num_workers=2, collate_fn=give_none, "
         "worker_init_fn=print, multiprocessing_context='spawn', in_order=False)"
     )
-    knobs["worker_init_fn"] = loaders.OneThread(print, has_opencv=False)
+    arguments["worker_init_fn"] = loaders.OneThread(print, has_opencv=False)
     written = "worker_init_fn=lambda i: (print(i), torch.set_num_threads(1)),"
-    assert written in loaders.line_of(knobs)
-    assert loaders.line_of(loaders.knobs_of(DataLoader([1]))) == "DataLoader(dataset, batch_size=1)"
+    assert written in loaders.line_of(arguments)
+    assert (
+        loaders.line_of(loaders.arguments_of(DataLoader([1])))
+        == "DataLoader(dataset, batch_size=1)"
+    )
 
 
 def test_a_stretch_counts_whole_rounds_of_the_workers(monkeypatch):
@@ -628,7 +634,7 @@ def test_what_waits_for_a_gpu_is_counted_and_what_ran_on_it_is_timed(read):
             read((picture @ picture).sum())
 
     seen = find_device(None).profile(run, 20)
-    assert (seen.syncs > OFTEN) == (read is torch.Tensor.item)
+    assert (seen.syncs > BLOCKING_SYNCS_PER_STEP) == (read is torch.Tensor.item)
     assert 0 < seen.device_s < 1
     assert 0 < seen.waited_s < 1
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from labkit.diagnosis.loops import CYCLES, FEWEST_LOOKS, Event, Loader, Loops, cycle_of
+from labkit.diagnosis.loops import CYCLES, Event, Loader, Loops, cycle_of
+from labkit.diagnosis.thresholds import FEWEST_LOOKS
 
 TRAIN, VALID, OTHER = 0, 1, 2
 MAIN, BESIDE = 7, 8

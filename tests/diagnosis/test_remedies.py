@@ -45,7 +45,7 @@ def measured(stages=STAGES, demand=None, sizes=None, **changes):
     usual = {
         "now": demand, "steps": 200, "epoch_s": 200 * demand.least_s(), "samples": 8,
         "unit": "images", "alone_s": demand.least_s(), "stages": stages,
-        "loop": loop, "knobs": {"batch_size": 8, "num_workers": demand.workers},
+        "loop": loop, "arguments": {"batch_size": 8, "num_workers": demand.workers},
     }  # fmt: skip
     return Measured(**(usual | changes))
 
@@ -105,7 +105,7 @@ def test_a_transform_is_bounded_without_what_it_reads_unless_it_mostly_reads(rea
 def test_more_prefetching_bridges_the_slowest_batch():
     late = {"demand": {"hindered_s": 0.05}, "probe": Stages(slowest=5)}
     (more,) = [remedy for remedy in propose(measured(**late)) if remedy.name == "more prefetching"]
-    assert (more.at_best, more.knobs) == (pytest.approx(0.5, abs=0.02), {"prefetch_factor": 5})
+    assert (more.at_best, more.arguments) == (pytest.approx(0.5, abs=0.02), {"prefetch_factor": 5})
     late["probe"] = Stages(slowest=2)  # as long as those ahead last
     assert "more prefetching" not in {remedy.name for remedy in propose(measured(**late))}
 
@@ -113,7 +113,7 @@ def test_more_prefetching_bridges_the_slowest_batch():
 def test_a_remedy_that_was_tried_counts_as_measured():
     m = measured(demand={"workers": 0})
     others = [r for r in propose(m) if r.name != "more workers"]
-    more = next(r for r in propose(m) if r.knobs == {"num_workers": 2})
+    more = next(r for r in propose(m) if r.arguments == {"num_workers": 2})
     tried = replace(more, measured=0.6, ci_low=0.5, ci_high=0.7)
     bottleneck, remedies = in_order(m, worth_it([tried, *others]))
     assert bottleneck == "workers"
@@ -122,7 +122,7 @@ def test_a_remedy_that_was_tried_counts_as_measured():
     in_vain = replace(more, measured=1.1, ci_low=1.0, ci_high=1.2)
     assert "more workers" not in {r.name for r in worth_it([in_vain, *others])}
     # Of several numbers that were not tried, one is shown.
-    four = replace(more, knobs={"num_workers": 4}, change="DataLoader(dataset, num_workers=4)")
+    four = replace(more, arguments={"num_workers": 4}, change="DataLoader(dataset, num_workers=4)")
     assert worth_it([more, four]) == [more]
 
 
@@ -146,7 +146,7 @@ def test_fewer_bytes_shorten_all_that_touches_them():
 
 def test_many_workers_are_tried_where_batches_wait_and_need_no_core():
     m = measured(stages=(stage("transform", "sleep", 0.001, wait_s=0.15),))
-    tried = [r.knobs["num_workers"] for r in propose(m) if r.name == "more workers"]
+    tried = [r.arguments["num_workers"] for r in propose(m) if r.name == "more workers"]
     assert tried == [8, 16]
 
 
@@ -177,9 +177,9 @@ def test_pinning_in_vain_does_not_hide_what_copies_beside_the_step_may_gain():
     demand = {"step_s": 0.1, "host_s": 0.1, "device_s": 0.06}
     copies = {"copy_s": 0.05, "pinned_s": 0.01, "copy_blocks": True}
     m = measured(demand=demand, resident_on_device=object(), **copies)
-    (alone,) = [remedy for remedy in propose(m) if remedy.knobs == {"pin_memory": True}]
+    (alone,) = [remedy for remedy in propose(m) if remedy.arguments == {"pin_memory": True}]
     in_vain = replace(alone, measured=0.99, ci_low=0.98, ci_high=1.01)
-    others = [remedy for remedy in propose(m) if remedy is not alone and not remedy.knobs]
+    others = [remedy for remedy in propose(m) if remedy is not alone and not remedy.arguments]
     assert "pin memory" in {remedy.name for remedy in worth_it([in_vain, *others])}
 
 

@@ -1,0 +1,55 @@
+"""Thresholds that decide what a diagnosis reports, each with its unit and its reason.
+
+A share is a number from 0 to 1.
+"""
+
+# How much of its time a training waits for data.
+MODERATELY_INPUT_BOUND_SHARE = 0.05  # a training that waits less is not input-bound
+INPUT_BOUND_SHARE = 0.20  # a training that waits at least this share is highly input-bound
+REPORTED_SHARE = 0.05  # a smaller share of the time gets no sentence of its own
+MAIN_CAUSE_SHARE = 0.5  # a part that takes more of the waiting time is named as the cause
+
+# The hardware during a watched training.
+GPU_IDLE_SHARE = 0.20  # of the time; reported although the data come in time
+OTHER_PROGRAMS_SHARE = 0.10  # of a GPU; above, its utilization says little of this training
+CORES_BUSY_SHARE = 0.80  # of all cores; above, workers slow down the training step, too
+WORKER_BUSY_SHARE = 0.80  # of a core, for each worker; above, the workers compute all the time
+WORKER_IDLE_SHARE = 0.50  # of a core, for each worker; below, the workers wait for something
+
+# A training that is observed from outside.
+GPU_BUSY_SHARE = 0.90  # of the time; above, the GPU is the limit
+TRAINER_WAITING_SHARE = INPUT_BOUND_SHARE  # of the time in which the trainer sleeps
+NEVER_WAITING_SHARE = 0.05  # of the time; a trainer that sleeps less never waits
+WORKERS_WORKING_SHARE = 0.50  # of the workers' time; above, loading is likely the limit
+WORKERS_IDLE_SHARE = 0.20  # of the workers' time; below, loading is unlikely the limit
+
+# The steps of a loop.
+SLOW_STEP_WAIT_SHARE = 0.8  # of a cycle's waiting, in one step; above, one batch of a cycle is late
+FEWEST_LOOKS = 20  # at the stack of the training thread; fewer do not give a share
+FEWEST_UPDATES_SHARE = 0.1  # of the optimizer steps that must follow a batch of an observed loop
+
+# What a step needs of each resource.
+MAIN_PROCESS_BUSY_SHARE = 0.5  # of its time in CPU; above, workers wait until it takes a batch
+IDLE_CORES_SHARE = 0.25  # of all cores; above, workers do not wait for a core
+SMALL_WORK_RATIO = 4  # a batch's time / an empty batch's; below, handing it over matters more
+OVERLAP_RATIO = 0.8  # an epoch / (loading + computing); below, both happen at once
+CONTENTION_SHARE = 0.15  # of a worker's time that is not explained; less may be noise
+BLOCKING_SYNCS_PER_STEP = 0.9  # above, the host waits for the device in every step
+LEAST_CPU_RATIO = 0.1  # CPU time / probed time; CPU time is counted in ticks and may read as 0
+MANY_OBJECTS_PER_BATCH = 64  # fewer objects cost little to pickle
+SMALL_BATCH_BYTES = 1 << 20  # fewer bytes take no time to copy
+
+# Which changes are proposed, and which one is the answer.
+PER_BATCH_OVERHEAD_SHARE = 0.3  # of a batch's loading time that does not depend on its size
+NEGLIGIBLE_OVERHEAD_SHARE = 0.05  # of the time; larger batches are tried down to this overhead
+DEVICE_BOUND_CEILING = 0.9  # normalized time with free loading; above, faster computing is tried
+LOADER_BOUND_CEILING = 0.8  # normalized time with free loading; up to this the loader is the limit
+UNEXPLAINED_SHARE = 1 / 3  # of a batch's time; above, no known part is called the bottleneck
+EQUAL_GAIN_DIFFERENCE = 0.03  # of the normalized time; the easier of two such changes comes first
+EASY_GAIN_SHARE = 0.8  # of the best easy change's gain; an easy change that saves it is the answer
+EASY_TO_BEST_GAIN_SHARE = 0.4  # of the best gain; below, the answer is work to rewrite
+FREE_SHARED_MEMORY_SHARE = 0.1  # of /dev/shm; less has no room for a batch
+
+# Which parts of a batch's time are shown.
+SHOWN_SHARE = 0.03  # of a batch's time, on the screen
+LISTED_SHARE = 0.005  # of a batch's time, in the details
