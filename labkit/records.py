@@ -222,7 +222,7 @@ class Trial(AnyTrial):
     gpu_memory_bytes: int | None = None
     """Most that NVML saw in use on the whole GPU, by whatever program."""
     gpu_allocated_bytes: int | None = None
-    """Most that torch's tensors held on the CUDA device during the epochs."""
+    """Most bytes of torch's tensors on the CUDA device during the epochs."""
     gpu_reserved_bytes: int | None = None
     """Most that torch's allocator had taken of it, in use or kept for later."""
     simulated_busy_share: float | None = None
@@ -277,13 +277,13 @@ class Trial(AnyTrial):
 
 
 def _without_hardware(labels: Mapping[str, str]) -> dict[str, Any]:
-    """Return what replaces the labels of earlier versions, which held the hardware as text."""
+    """Return what replaces the labels of earlier versions, which contain the hardware as text."""
     kinds: dict[str, Literal["device", "storage", "network"]] = {
         "accelerator": "device", "storage": "storage", "network": "network",
     }  # fmt: skip
-    found = [read_hardware(kind, labels[name]) for name, kind in kinds.items() if name in labels]
+    hardware = [read_hardware(kind, labels[name]) for name, kind in kinds.items() if name in labels]
     others = {name: label for name, label in labels.items() if name not in kinds}
-    return {"hardware": found, "labels": others}
+    return {"hardware": hardware, "labels": others}
 
 
 def read_hardware(kind: Literal["device", "storage", "network"], label: str) -> Hardware:
@@ -489,7 +489,7 @@ class XAxis:
 
 @dataclass(frozen=True, kw_only=True)
 class RunInfo:
-    """A run without its rows: what was asked, built and found before the trials, and how it ended.
+    """A run without its rows: the request, the experiment, the checks before the trials, the end.
 
     `labkit.runs.store` writes and reads it, and knows what of it is local.
     """

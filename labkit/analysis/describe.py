@@ -229,7 +229,7 @@ class Averages:
 
     @property
     def gpu_allocated_bytes(self) -> int | None:
-        """What torch's tensors held of it at most."""
+        """Most of it that torch's tensors used."""
         return _largest_known(trial.gpu_allocated_bytes for trial in self.of_epochs)
 
     @property
@@ -296,14 +296,14 @@ def _epoch_bar(name: str, trials: Sequence[Sequence[Epoch]]) -> EpochBar:
 
 def _steady_rate(trials: Sequence[Trial]) -> SteadyRate:
     """Return the steady rate of a variant's trials, of several ranks together."""
-    its = trials[0].settings
+    settings = trials[0].settings
     return steady_rate(
         [
             (_arrivals_s(epoch), epoch.images / epoch.steps if epoch.steps else 0.0)
             for trial in trials
             for epoch in trial.epochs
         ],
-        workers=(its.get("num_workers") or 0) // (its.get("ranks") or 1),
+        workers=(settings.get("num_workers") or 0) // (settings.get("ranks") or 1),
     )
 
 

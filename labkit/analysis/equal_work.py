@@ -125,23 +125,23 @@ def difference(
     for name, spec in specs.items():
         # Image by image: a batch that fits into memory must not fail for want of its comparison.
         largest, mean = _apart(zip(batch[name], reference[name]))
-        allowed, found, rule = spec.tolerance, largest, "at most"
+        allowed, value, rule = spec.tolerance, largest, "at most"
         if name == "image" and levels is not None:
             # 0.224 is the smallest standard deviation that images are normalized by.
-            allowed, found, rule = levels / 255 / 0.224, mean, "on average at most"
-        if not found <= allowed:  # nor where it is no number
-            return f"{name} must differ from the baseline's by {rule} {allowed:g}, got {found:g}"
+            allowed, value, rule = levels / 255 / 0.224, mean, "on average at most"
+        if not value <= allowed:  # nor where it is no number
+            return f"{name} must differ from the baseline's by {rule} {allowed:g}, got {value:g}"
     return ""
 
 
 def _apart(pairs: Iterable[tuple[np.ndarray, np.ndarray]]) -> tuple[float, float]:
     """Find how far rows of equal size are apart: at most, and on average."""
-    found = [(0.0, 0.0)]
+    differences = [(0.0, 0.0)]
     for a, b in pairs:
         apart = np.abs(a.astype(np.float64) - b.astype(np.float64))
-        found.append((apart.max(initial=0.0), apart.mean() if apart.size else 0.0))
-    largest, means = np.array(found).T
-    return float(largest.max()), float(means.sum() / max(1, len(found) - 1))
+        differences.append((apart.max(initial=0.0), apart.mean() if apart.size else 0.0))
+    largest, means = np.array(differences).T
+    return float(largest.max()), float(means.sum() / max(1, len(differences) - 1))
 
 
 def unequal_work(info: RunInfo, trials: Sequence[AnyTrial]) -> dict[str, str]:
@@ -161,7 +161,7 @@ def unequal_work(info: RunInfo, trials: Sequence[AnyTrial]) -> dict[str, str]:
         return {}
     if base.loss is not None and not math.isfinite(base.loss):
         return {base.variant: f"its last loss must be a number, got {base.loss}"}
-    found: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     for trial in done:
         is_same_size = _are_same(trial, base, ("batch_size",))
         # Earlier versions recorded whole batches only, and of other sizes these hold other images.
@@ -172,8 +172,8 @@ def unequal_work(info: RunInfo, trials: Sequence[AnyTrial]) -> dict[str, str]:
             if _is_same_data(trial, base, facts, base_facts):
                 apart = _other_work(trial, base, facts, base_facts, is_same_size=is_same_size)
             if apart:
-                found[trial.variant] = f"not the same work as {base.variant}: {apart}"
-    return found
+                reasons[trial.variant] = f"not the same work as {base.variant}: {apart}"
+    return reasons
 
 
 def _other_work(

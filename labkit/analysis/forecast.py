@@ -37,14 +37,14 @@ class Forecast:
     """Smallest effect that is detected with 80 % power, as a share."""
 
     def __str__(self) -> str:
-        said = "Reads all images, however many there are."
+        sentence = "Reads all images, however many there are."
         if self.total_s is not None:
             known = "About" if self.timed else "At least"
-            said = f"{known} {units.whole_seconds(self.total_s)}."
+            sentence = f"{known} {units.whole_seconds(self.total_s)}."
         if self.mde is None:
-            return f"{said} The smallest detectable effect is known after the first run."
+            return f"{sentence} The smallest detectable effect is known after the first run."
         detected = units.whole_percent(math.ceil(100 * self.mde) / 100)
-        return f"{said} Detects differences of {detected} or more."
+        return f"{sentence} Detects differences of {detected} or more."
 
     __repr__ = __str__
 

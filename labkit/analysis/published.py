@@ -65,7 +65,7 @@ def agreement(
         high: upper end.
         verdict: what the run says of the variant.
         baseline: what the times are divided by; with it, a published time that faster loading
-            cannot reach on this machine is said to be out of reach.
+            cannot reach on this machine counts as out of reach.
 
     Returns:
         One of `WORDS`.

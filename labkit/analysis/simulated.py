@@ -13,7 +13,7 @@ MAX_NAMES = 4  # variants named in one line; more are counted
 
 
 def describe_rate(rate: Mapping[str, Any]) -> str:
-    """Return what a stand-in delivered: "41.0 of 81.0 files/s random with 8 readers"."""
+    """Return what simulated hardware delivered: "41.0 of 81.0 files/s random with 8 readers"."""
     wanted = rate["requested_per_s"]
     measured = units.delivered(rate["delivered_per_s"], wanted, rate["unit"])
     readers = f" with {units.count(rate['readers'], 'reader')}" if rate["readers"] else ""

@@ -128,10 +128,10 @@ class Summary:
 
     def groups(self) -> dict[str, tuple[Row, ...]]:
         """Return the rows of each group, in their order."""
-        found: dict[str, list[Row]] = {}
+        rows_by_group: dict[str, list[Row]] = {}
         for row in self.rows:
-            found.setdefault(row.group, []).append(row)
-        return {group: tuple(rows) for group, rows in found.items()}
+            rows_by_group.setdefault(row.group, []).append(row)
+        return {group: tuple(rows) for group, rows in rows_by_group.items()}
 
     @property
     def at_speeds(self) -> dict[float, Summary]:
@@ -144,11 +144,11 @@ class Summary:
         speeds = {row.group: self.info.x_of(row.variant) for row in self.rows}
         if None in speeds.values():
             return {}
-        found = {
+        by_speed = {
             speeds[group]: replace(self, rows=rows, baseline=self.baselines[group], baselines={})
             for group, rows in self.groups().items()
         }
-        return dict(sorted(found.items()))
+        return dict(sorted(by_speed.items()))
 
     @property
     def comparisons(self) -> tuple[Summary, ...]:

@@ -4,9 +4,9 @@
 
 A trial whose cache state is not what its label says is left out (`cache_state`).  A block in which
 the machine was disturbed (EVIDENCE 1: steal, other programs, swapping) is marked with the reason
-and the variant.  It is left out where enough other blocks remain for verdicts; otherwise it counts,
-and there are no verdicts.  Nothing here looks at a time: dropping rows after seeing the times could
-make any result.  Variants that did other work than the baseline are found in `equal_work`.
+and the variant.  It is left out where enough other blocks remain for verdicts; if too few remain, it
+counts, and there are no verdicts.  Nothing here looks at a time: dropping rows after seeing the times could
+make any result.  `equal_work` detects variants that did other work than the baseline.
 """
 
 from __future__ import annotations
@@ -140,8 +140,8 @@ def _choose(
     runs: Mapping[str, Mapping[int, T]], is_wanted: Callable[[int], bool]
 ) -> dict[str, dict[int, T]]:
     return {
-        name: {block: run for block, run in found.items() if is_wanted(block)}
-        for name, found in runs.items()
+        name: {block: run for block, run in by_block.items() if is_wanted(block)}
+        for name, by_block in runs.items()
     }
 
 
@@ -188,7 +188,7 @@ def disturbed_blocks(trials: Iterable[AnyTrial], cores: int) -> dict[int, str]:
     """
     trials = list(trials)
     own = swapping_variants(trials)
-    found: dict[int, dict[str, str]] = {}
+    reasons: dict[int, dict[str, str]] = {}
     short: dict[int, list[AnyTrial]] = {}
     for trial in trials:
         if trial.variant in own:
@@ -197,17 +197,17 @@ def disturbed_blocks(trials: Iterable[AnyTrial], cores: int) -> dict[int, str]:
         if trial.disturbance.get("duration_s", math.inf) < MIN_JUDGED_S:
             short.setdefault(trial.block, []).append(trial)
         elif why := why_disturbed(trial.disturbance, cores):
-            found.setdefault(trial.block, {}).setdefault(trial.variant, why)
+            reasons.setdefault(trial.block, {}).setdefault(trial.variant, why)
     for block, together in short.items():
         if why := why_disturbed(_joined([trial.disturbance for trial in together]), cores):
             # The variants whose own logs show it are named.
             names = dict.fromkeys(
                 trial.variant for trial in together if why_disturbed(trial.disturbance, cores)
             )
-            found.setdefault(block, {}).setdefault(", ".join(names), why)
+            reasons.setdefault(block, {}).setdefault(", ".join(names), why)
     return {
-        block: ", ".join(f"{name}: {why}" if name else why for name, why in found[block].items())
-        for block in sorted(found)
+        block: ", ".join(f"{name}: {why}" if name else why for name, why in reasons[block].items())
+        for block in sorted(reasons)
     }
 
 
@@ -219,12 +219,12 @@ def swapping_variants(trials: Iterable[AnyTrial]) -> dict[str, str]:
     swapped: dict[str, list[bool]] = {}
     for trial in trials:
         swapped.setdefault(trial.variant, []).append(_swapped_pages(trial.disturbance) > 0)
-    found = {
+    swapping = {
         name: f"swapped in {sum(times)} of {len(times)} trials"
         for name, times in swapped.items()
         if sum(times) >= MIN_SWAPPING_TRIALS and 2 * sum(times) > len(times)
     }
-    return found if len(found) < len(swapped) else {}
+    return swapping if len(swapping) < len(swapped) else {}
 
 
 def _swapped_pages(log: Mapping[str, Any]) -> int:

@@ -233,7 +233,7 @@ def choose(
 
 
 def _trains_on_calibrated(experiment: Experiment) -> bool:
-    """Return whether a simulated GPU trains, of which the user has not said how fast it is."""
+    """Return whether the device is a simulated GPU whose speed the user has not set."""
     baseline = experiment.settings[experiment.baseline]
     is_simulated = baseline.is_on_simulated_gpu or (
         baseline.device is None and not gpu.cuda().works
@@ -259,6 +259,6 @@ def _kept(experiment: Experiment, variants: tuple[str, ...], baseline: str | Non
 
 
 def _arguments(named: Mapping[str, Any], *positional: object) -> str:
-    said = [repr(value) for value in positional]
-    said += [f"{name}={value!r}" for name, value in named.items() if value is not None]
-    return ", ".join(said)
+    arguments = [repr(value) for value in positional]
+    arguments += [f"{name}={value!r}" for name, value in named.items() if value is not None]
+    return ", ".join(arguments)

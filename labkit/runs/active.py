@@ -148,7 +148,11 @@ class ActiveRun:
     @property
     def remaining(self) -> dict[str, Settings]:
         """The variants that are still in the run."""
-        return {label: its for label, its in self.variants.items() if label not in self.dropped}
+        return {
+            label: settings
+            for label, settings in self.variants.items()
+            if label not in self.dropped
+        }
 
     @property
     def baseline_facts(self) -> Facts:

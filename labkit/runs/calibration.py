@@ -1,7 +1,7 @@
 """Calibration: how fast the baseline is here, before anything is timed.
 
     the baseline's rate, with the step ─▶ how many images an epoch has, the same for all variants
-    its loading rate alone             ─▶ the devices that are told as multiples of that
+    its loading rate alone             ─▶ device speeds that are multiples of it
 
 A rate is taken over whole rounds of workers, from the last batch of the first round on; epochs with
 less than three rounds have none (`labkit.steady_rate`).
@@ -68,9 +68,9 @@ def calibrate_run(run: ActiveRun, epoch_share: float) -> None:
         trained_per_s, why_none = run.ask(
             "measure_rate", settings=tried, seconds=CALIBRATION_S, excluded=excluded
         )
-        # What several speeds, or several GPUs, are told by.
+        # The speeds of several simulated GPUs, and the rate of several ranks, depend on it.
         several = not facts.repeats_one_batch and any(
-            its.ranks > 1 for its in run.remaining.values()
+            settings.ranks > 1 for settings in run.remaining.values()
         )
         if run.info.tasks or several:
             loaded_per_s, why_unknown = run.ask(
@@ -95,7 +95,9 @@ def calibrate_run(run: ActiveRun, epoch_share: float) -> None:
         check_images(run, images + len(run.info.excluded))
     images = min(images, available - len(run.info.excluded))
     # All variants that run do equal work: a multiple of each one's batches.
-    multiple = math.lcm(*(its.batch_size * its.ranks for its in run.remaining.values()))
+    multiple = math.lcm(
+        *(settings.batch_size * settings.ranks for settings in run.remaining.values())
+    )
     images = max(images // multiple, 1) * multiple
     run.save(calibration=replace(calibration, images=images, images_per_s=rate))
     _note_short_epochs(run, mode)
@@ -145,8 +147,12 @@ def _epoch_images(run: ActiveRun, mode: Mode, images_per_s: float | None) -> int
     wanted = round(images_per_s * mode.epoch_s)
     longest = max(wanted * LONGEST_FOR_RATE, 1)
     least = mode.min_steps * baseline.batch_size * baseline.ranks
-    for its in run.remaining.values():
-        steady = fewest_batches(its.num_workers // its.ranks) * its.batch_size * its.ranks
+    for settings in run.remaining.values():
+        steady = (
+            fewest_batches(settings.num_workers // settings.ranks)
+            * settings.batch_size
+            * settings.ranks
+        )
         if steady <= longest:
             least = max(least, steady)
     return min(max(least, wanted), available)

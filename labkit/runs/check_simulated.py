@@ -1,7 +1,7 @@
 """Check that simulated hardware does what its label says.
 
-    check_storages_and_links   disks and networks deliver the rates that they stand for
-    check_simulated_gpu        it is busy all the time with a loader that costs nothing
+    check_storages_and_links   simulated disks and networks deliver the rates of their labels
+    check_simulated_gpu        the simulated GPU is always busy with a loader that costs nothing
 
 A simulated disk takes seconds to prove its rates, so they are kept (`kept_checks`).  All else is
 checked in every run.
@@ -47,16 +47,18 @@ GPU_TRY_S = 0.15
 
 
 def check_storages_and_links(run: ActiveRun) -> None:
-    """Let simulated disks and networks prove their rates, or drop their variants."""
+    """Measure the rates of simulated disks and networks; drop the variants of those that fail."""
     storages = dict(run.info.storages)
     for name, facts in run.info.storages.items():
-        labels = [label for label, its in run.remaining.items() if its.storage == name]
+        labels = [label for label, settings in run.remaining.items() if settings.storage == name]
         if labels and run.parts(labels[0]).storage.hardware.is_simulated:
             storages[name] = replace(facts, **vars(_prove_disk(run, name, labels, facts)))
     sharing: dict[str, list[str]] = {}  # link -> the variants that use it
-    for label, its in run.remaining.items():
-        if its.ranks > 1 and LINK.fullmatch(its.exchange):
-            sharing.setdefault(f"{its.exchange} between {its.ranks} ranks", []).append(label)
+    for label, settings in run.remaining.items():
+        if settings.ranks > 1 and LINK.fullmatch(settings.exchange):
+            sharing.setdefault(f"{settings.exchange} between {settings.ranks} ranks", []).append(
+                label
+            )
     links = {
         name: _prove_rates(run, "check_link", name, labels) for name, labels in sharing.items()
     }
@@ -196,7 +198,7 @@ def free_loader_utilization(settings: Settings) -> float:
     """Measure the simulated GPU with a loader that costs nothing (EVIDENCE 2, Accelerator).
 
     Returns:
-        Accelerator utilization, compute time over running time, in the median of the tries; what
+        GPU utilization, compute time over running time, in the median of the tries; what
         is missing from 1 is the simulation's own.
     """
     import torch

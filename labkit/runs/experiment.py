@@ -65,7 +65,7 @@ class Experiment:
     protocol: str = CORRECTED
     """"corrected", or "as in the document": each variant in its order, nothing repeated."""
     notes: tuple[str, ...] = ()
-    """Sentences about the machine that belong to every run, such as what stands in for what."""
+    """Sentences about the machine that belong to every run, such as what is simulated."""
     as_published: Mapping[str, Settings] = field(default_factory=dict)
     """Label -> settings in the document's own order; empty: it is not run that way."""
     at_several_speeds: bool = False
@@ -139,20 +139,20 @@ class Experiment:
         Args:
             labels: the variants that are measured.
         """
-        told: dict[str, Any] = {}
+        run_fields: dict[str, Any] = {}
         chosen = {label: self.variants[label] for label in labels}
         if self.has_tasks:
-            told["tasks"] = {label: dict(variant.task) for label, variant in chosen.items()}
+            run_fields["tasks"] = {label: dict(variant.task) for label, variant in chosen.items()}
         if self.has_groups:
             groups = {label: variant.group for label, variant in chosen.items()}
             firsts = {group: label for label, group in reversed(groups.items())}
             firsts[groups[self.baseline]] = self.baseline
             order = [variant.group for variant in self.variants.values()]
-            told |= {
+            run_fields |= {
                 "groups": groups,
                 "baselines": {group: firsts[group] for group in order if group in firsts},
             }
-        return told
+        return run_fields
 
 
 # What a function of the catalog returns: label -> settings, or a variant.

@@ -161,7 +161,7 @@ def draw_labels(settings: Settings, names: int) -> list[Labels]:
     numbers = {name: i for i, name in enumerate(known)}
     # Not the same objects as in the list: labels come from a file.
     wanted = ([f"label {i}" for i in rng.integers(names, size=n)] for n in boxes)
-    return [Labels(known, numbers, found) for found in wanted]
+    return [Labels(known, numbers, labels) for labels in wanted]
 
 
 # Operation -> what it is timed with, made from a task's numbers; the others take pictures.
@@ -192,9 +192,9 @@ def compare_operations(
         operation = (OPERATIONS | LOOKUPS)[name, library]
         try:
             given = make_inputs(settings, name, *size)[0]
-            found = np.asarray(operation.run(operation.prepare(given)))
-            other, reference = references.setdefault((name, *size), (library, found))
-            if apart := difference(found, reference, AGREEMENTS[name]):
+            output = np.asarray(operation.run(operation.prepare(given)))
+            other, reference = references.setdefault((name, *size), (library, output))
+            if apart := difference(output, reference, AGREEMENTS[name]):
                 raise ValueError(f"not the same work as {other}: {apart}")
         except (Skip, ImportError) as error:
             verdicts[label] = ("skipped", str(error))
@@ -205,20 +205,20 @@ def compare_operations(
     return verdicts
 
 
-def difference(found: np.ndarray, reference: np.ndarray, agreement: tuple[float, float]) -> str:
+def difference(output: np.ndarray, reference: np.ndarray, agreement: tuple[float, float]) -> str:
     """Return in one line how an output differs from the reference; '' if it does not.
 
     Args:
-        found: an array of any shape.
+        output: an array of any shape.
         reference: the first library's output.
         agreement: how close it must be, as in `AGREEMENTS`.
     """
-    if (found.shape, found.dtype) != (reference.shape, reference.dtype):
-        wanted, got = (f"{array.shape} {array.dtype}" for array in (reference, found))
+    if (output.shape, output.dtype) != (reference.shape, reference.dtype):
+        wanted, got = (f"{array.shape} {array.dtype}" for array in (reference, output))
         return f"output must be {wanted}, got {got}"
-    if not found.flags.c_contiguous:
+    if not output.flags.c_contiguous:
         return "output must be contiguous, got a strided view"
-    apart = np.subtract(found, reference, dtype=np.float32)  # uint8 alone would wrap around
+    apart = np.subtract(output, reference, dtype=np.float32)  # a difference of uint8 would wrap
     np.abs(apart, out=apart)
     at_most, share = agreement
     close = float((apart <= at_most).mean())
@@ -383,7 +383,7 @@ def _run_group(run: ActiveRun, group: str, planned: Sequence[Planned]) -> None:
     wanted = {trial.variant for trial in planned}
     tasks = {label: task for label, task in run.info.tasks.items() if label in wanted}
     try:
-        found = run.ask(
+        result = run.ask(
             "time_operations",
             settings=run.baseline,
             tasks=tasks,
@@ -397,8 +397,8 @@ def _run_group(run: ActiveRun, group: str, planned: Sequence[Planned]) -> None:
         baseline = run.info.baseline_by_group[group]
         run.drop(replace(planned[0], variant=baseline, role=""), "failed", str(failure))
         return
-    trials = [OperationTrial.from_row(row) for row in found["trials"]]
+    trials = [OperationTrial.from_row(row) for row in result["trials"]]
     append_trials(run.folder, *trials)
-    run.drop_all(found["verdicts"])
+    run.drop_all(result["verdicts"])
     if trials:
         run.progress.rate(units.rate(trials[0].images_per_s))

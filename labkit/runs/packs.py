@@ -383,8 +383,8 @@ def _is_there(
         return False
     wrong = "of other data, or made otherwise"
     try:
-        found = read_manifest(folder)
-        if wanted.items() <= found.items():
+        manifest = read_manifest(folder)
+        if wanted.items() <= manifest.items():
             PACKINGS[settings.packing].open(folder)
             return True
     except ValueError as error:

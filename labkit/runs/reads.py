@@ -49,8 +49,8 @@ def save_read_counts(run: ActiveRun) -> None:
         try:
             if settings not in counted:
                 asked = {"settings": settings, "excluded": run.info.excluded, "timed": timed}
-                found = run.ask("count_reads", **asked)
-                recorded = {field.name: found.get(field.name) for field in fields(ReadCounts)}
+                counts = run.ask("count_reads", **asked)
+                recorded = {field.name: counts.get(field.name) for field in fields(ReadCounts)}
                 counted[settings] = ReadCounts(**recorded)
             reads[label] = counted[settings]
         except (TrialFailed, Skip) as reason:  # its trials will say so

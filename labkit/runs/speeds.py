@@ -61,8 +61,8 @@ def _slow_down(run: ActiveRun, groups: Mapping[float, Sequence[str]]) -> None:
     for x in groups:
         near.setdefault(round(fastest / x), []).append(x)
     chosen = {
-        min(found, key=lambda x: abs(math.log(fastest / times / x))): times
-        for times, found in near.items()
+        min(speeds, key=lambda x: abs(math.log(fastest / times / x))): times
+        for times, speeds in near.items()
         if times > 1
     }
     for x, labels in groups.items():

@@ -86,13 +86,13 @@ def stage(run: ActiveRun, cleanup: contextlib.ExitStack) -> None:
 
 def _grouped(run: ActiveRun, place: Callable[[Resolved], Hashable]) -> list[list[str]]:
     """Group the labels of the remaining variants by the place of their data."""
-    found: dict[Hashable, list[str]] = {}
+    labels_by_place: dict[Hashable, list[str]] = {}
     for label in run.remaining:
         try:
-            found.setdefault(place(run.parts(label)), []).append(label)
+            labels_by_place.setdefault(place(run.parts(label)), []).append(label)
         except Skip as reason:  # a resumed run, whose disk is gone
             run.skip([label], reason)
-    return list(found.values())
+    return list(labels_by_place.values())
 
 
 # --- copying --------------------------------------------------------------------------------
@@ -149,21 +149,21 @@ def copy_data(
 
 def _files_to_copy(reader: Reader, storage: Storage) -> dict[Path, Path]:
     """Return each file of a copy -> what it is a copy of; the images come first, in order."""
-    found = {}
+    sources = {}
     for path in (*reader.paths, *reader.companions):
         if path.is_relative_to(reader.root):
             below = path.relative_to(reader.root)
             if ".." in below.parts:  # its copy would lie outside, too
                 raise ValueError(f"data must be files below {reader.root}, got {below}")
-            found[storage.directory / below] = path
+            sources[storage.directory / below] = path
         else:  # COCO keeps its boxes beside the images' folder
-            found[storage.copy / "annotations" / path.name] = path
+            sources[storage.copy / "annotations" / path.name] = path
         if not (path.is_file() and os.access(path, os.R_OK)):
             raise ValueError(
                 f"data must be files that can be read, got none at {path}; "
                 "make or download the data again"
             )
-    return found
+    return sources
 
 
 def _same(file: Path, to: Path) -> bool:
@@ -190,7 +190,7 @@ def _make_folder(copy: Path, *, private: bool) -> None:
 
 
 def _remove_others(copy: Path, wanted: Mapping[Path, Path]) -> None:
-    """Remove what an earlier copy held and the data no longer does."""
+    """Remove files of an earlier copy that the data no longer has."""
     for folder, _, names in os.walk(copy, topdown=False):
         for path in (Path(folder, name) for name in names):
             if path not in wanted and path != copy / MARK:
@@ -311,10 +311,10 @@ def staged(
 
 
 def why_not_throttled(settings: Settings) -> str:
-    """Try to put the throttled disk up for the data, and take it down again.
+    """Mount the throttled disk for the data, and unmount it again.
 
     Returns:
-        What stands in the way; empty where nothing does.
+        The reason why it cannot be used; empty where it can.
     """
     reader = open_data(settings)
     try:

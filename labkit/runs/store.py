@@ -63,8 +63,8 @@ SETTINGS = {"data": NOT_SHARED, "storage|checkpoint_to|report_to": A_PLACE}
 
 def _public_reason(reason: object) -> str:
     """Return the part of a reason that may be shared, or the placeholder."""
-    found = PUBLIC_REASON.match(str(reason))
-    return found[0] if found else NOT_SHARED
+    match = PUBLIC_REASON.match(str(reason))
+    return match[0] if match else NOT_SHARED
 
 
 def readable_reason(reason: str) -> str:
@@ -149,16 +149,16 @@ def hold(folder: Path) -> Iterator[None]:
     )
     with explain_unwritable(folder):
         # Of the files here, this one is never replaced by another.
-        held = (folder / TRIALS_FILE).open("ab")
-    with held:
+        trials_file = (folder / TRIALS_FILE).open("ab")
+    with trials_file:
         try:
             import fcntl
 
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(trials_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise busy from None
         except (ImportError, OSError):
-            pass  # Windows, or a network file system without locks: nothing is held
+            pass  # Windows, or a network file system without locks
         yield
 
 
@@ -487,8 +487,8 @@ def list_runs(results: Path | str, experiment: str = "*") -> list[Path]:
         >>> [folder.parent.name for folder in lab.list_runs("results")]
         ['preprocessing']
     """
-    found = Path(results).glob(f"{experiment}/*/{RUN_FILE}")
-    return sorted((path.parent for path in found), key=lambda folder: folder.name)
+    run_files = Path(results).glob(f"{experiment}/*/{RUN_FILE}")
+    return sorted((path.parent for path in run_files), key=lambda folder: folder.name)
 
 
 def best_runs(
@@ -545,7 +545,7 @@ def earlier_runs(
 def find_run(results: Path | str, name: str) -> StoredRun:
     """Find a run by its folder, its id (or the start or end of it), or an experiment's newest.
 
-    A run that a colleague shared is found by folder and id, where none of this machine's is.
+    A run id may also be that of a run that a colleague shared, where none of this machine has it.
 
     Raises:
         FileNotFoundError: nothing matches; the message lists what there is.
