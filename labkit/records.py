@@ -22,7 +22,6 @@ from labkit.settings import CORRECTED, Settings, field_kinds, with_new_names
 #   7  hardware, in place of the labels storage, accelerator and network
 #      rows of operations: image_s and calls in place of epochs and all that only epochs have
 SCHEMA = 7
-PER_STEP = ("waits_s", "arrivals_s")  # fields of an epoch with a number per step
 
 Status = Literal["ok", "skipped", "failed", "cancelled"]
 
@@ -303,8 +302,9 @@ def read_hardware(kind: Literal["device", "storage", "network"], label: str) -> 
 
 def _epoch_of(row: dict[str, Any]) -> Epoch:
     """Rebuild an epoch; JSON has lists for its tuples."""
-    lists = {name: tuple(value) for name in PER_STEP if (value := row.get(name)) is not None}
-    return Epoch(**{**row, **lists})
+    per_step = {name: row.get(name) for name in ("waits_s", "arrivals_s")}
+    tuples = {name: tuple(value) for name, value in per_step.items() if value is not None}
+    return Epoch(**{**row, **tuples})
 
 
 # Format history of run.json

@@ -4,9 +4,9 @@
 
 A trial whose cache state is not what its label says is left out (`cache_state`).  A block in which
 the machine was disturbed (EVIDENCE 1: steal, other programs, swapping) is marked with the reason
-and the variant.  It is left out where enough other blocks remain for verdicts; if too few remain, it
-counts, and there are no verdicts.  Nothing here looks at a time: dropping rows after seeing the times could
-make any result.  `equal_work` detects variants that did other work than the baseline.
+and the variant.  It is left out where enough other blocks remain for verdicts; if too few remain,
+it counts, and there are no verdicts.  Nothing here looks at a time: dropping rows after seeing the
+times could make any result.  `equal_work` detects variants that did other work than the baseline.
 """
 
 from __future__ import annotations

@@ -27,8 +27,6 @@ from labkit.settings import Settings
 if TYPE_CHECKING:
     import pandas as pd
 
-TENTHS = (5, 9, 10)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Largest:
@@ -55,7 +53,7 @@ class Largest:
                 f"the largest batch must be at least 10 images, got {base.batch_size}; "
                 "choose a smaller input_px"
             )
-        sizes = {f"{10 * n} % of the largest": n * tenth for n in TENTHS}
+        sizes = {f"{10 * n} % of the largest": n * tenth for n in (5, 9, 10)}
         return Experiment(
             "batch_size_fill",
             question="Does a fuller GPU train faster?",
@@ -124,7 +122,7 @@ def largest_batch(
     # Nothing is read: the data says how many images there are.
     tried_on = replace(
         given,
-        images=None, batch_size=MULTIPLE, storage="here", cache="as result", packing="folder",
+        images=None, batch_size=MULTIPLE, storage="here", cache="as found", packing="folder",
         storage_format="jpeg", loader="torch", prefetcher="none",
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:

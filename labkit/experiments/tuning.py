@@ -2,8 +2,8 @@
 
 Two runs measure the default and other settings in the same blocks: first other numbers of workers,
 then the best of them with each of the other loader settings changed.  Settings within 3 % of the
-fastest count as equally fast; of these the one with the fewest CPU seconds is chosen ([002] 3.3).  The second run
-measures the first one's best again: the best of many noisy numbers is biased.
+fastest count as equally fast; of these the one with the fewest CPU seconds is chosen ([002] 3.3).
+The second run measures the first one's best again: the best of many noisy numbers is biased.
 """
 
 from __future__ import annotations
@@ -35,14 +35,13 @@ if TYPE_CHECKING:
 
 DEFAULT = "default"
 LOADER_SETTINGS = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers")
-# Quick blocks are off by some percent, in times and in CPU seconds: a smaller saving is no reason
-# to change the default.
-WORTH_CHANGING = 0.10
-BUDGET_S = 105.0  # and some seconds for processes to end
-FIRST_SHARE = 0.45  # of the time; the second round has more blocks
 FIRST_BLOCKS, SECOND_BLOCKS = 2, 3
-# Two quick blocks tell settings apart that differ by more; what is closer is measured again.
-CLOSE = 0.10
+# Share of the default's CPU seconds that other settings must save to replace it: quick blocks are
+# off by some percent, in times and in CPU seconds.
+MIN_CPU_SAVING_SHARE = 0.10
+# Settings that take at most this share longer than the fastest are measured again: two quick blocks
+# distinguish larger differences only.
+MEASURE_AGAIN_SHARE = 0.10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +92,7 @@ def tune(
     settings: Settings | None = None,
     *,
     results: Path | str = "results",
-    budget_s: float = BUDGET_S,
+    budget_s: float = 105.0,  # processes take some more seconds to end
     cancel: threading.Event | None = None,
     progress: Progress | bool = True,
 ) -> Tuned:
@@ -121,7 +120,8 @@ def tune(
     default = replace(given, **_loader_settings(complete))
     starts_s = time.monotonic()
     how = {"results": results, "progress": progress}
-    until = _Until(starts_s + budget_s * FIRST_SHARE, cancel)
+    # The first round takes less than half of the time: the second one has more blocks.
+    until = _Until(starts_s + budget_s * 0.45, cancel)
     tried = {DEFAULT: default, **worker_counts(default)}
     first = _round(tried, FIRST_BLOCKS, until, **how)
     measured = _measured(first)
@@ -158,7 +158,7 @@ def choose(measured: Mapping[str, Row]) -> str:
     cheapest = min(plateau, key=lambda label: plateau[label].cpu_s_per_1000_images)
     if DEFAULT in plateau:
         least = plateau[cheapest].cpu_s_per_1000_images
-        if least > (1 - WORTH_CHANGING) * plateau[DEFAULT].cpu_s_per_1000_images:
+        if least > (1 - MIN_CPU_SAVING_SHARE) * plateau[DEFAULT].cpu_s_per_1000_images:
             return DEFAULT
     return cheapest
 
@@ -170,7 +170,7 @@ def to_measure_again(measured: Mapping[str, Row], best: str) -> list[str]:
         measured: label -> numbers; "default" among them, which every round measures anyway.
         best: what `choose` returned.
     """
-    close = _close_to_fastest(measured, CLOSE)
+    close = _close_to_fastest(measured, MEASURE_AGAIN_SHARE)
     others = sorted(close.keys() - {DEFAULT, best}, key=lambda label: close[label].normalized_time)
     return [label for label in (best, *others[:1]) if label != DEFAULT]
 
