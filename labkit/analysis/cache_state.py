@@ -11,17 +11,16 @@ import math
 from collections.abc import Sequence
 
 from labkit import units
+from labkit.analysis.thresholds import (
+    COLD_MIN_DEVICE_SHARE,
+    PROGRAM_BYTES,
+    WARM_MAX_DEVICE_SHARE,
+)
 from labkit.contracts import CACHED_WITHIN, COLD_MAX_SHARE, WARM_MIN_SHARE
 from labkit.records import Facts, Trial
 from labkit.settings import Settings
 
 NO_FACTS = Facts()
-# Of the files' bytes a cold trial must fetch most from its device, a warm one next to none: whole
-# pages, directories and programs blur it.
-COLD_MIN_DEVICE_SHARE = 0.8
-WARM_MAX_DEVICE_SHARE = 0.1
-# A page of a library that is faulted in brings its neighbours along (300 KB were measured).
-PROGRAM_BYTES = 1 << 20
 
 
 def cache_violation(trial: Trial, facts: Facts = NO_FACTS) -> str:

@@ -17,8 +17,6 @@ from statistics import fmean, stdev
 from typing import TypeVar
 
 from labkit.analysis.statistics import (
-    ALPHA,
-    DELTA,
     detectable_share,
     equivalence_p_value,
     holm,
@@ -27,14 +25,12 @@ from labkit.analysis.statistics import (
     paired_interval,
     ratio_interval,
 )
+from labkit.analysis.thresholds import ALPHA, DELTA, MAX_AA_DIFFERENCE
 from labkit.settings import MIN_JUDGED_BLOCKS
 
 K = TypeVar("K", bound=Hashable)
 LogTimes = Mapping[int, float]  # block -> ln of seconds
 
-# How much the baseline's two runs may differ.  Their mean is the denominator, so a difference of b
-# moves it by b/2: DELTA/2 between the two moves a normalized time by 0.75 %.
-MAX_AA_DIFFERENCE = DELTA / 2
 UNSTABLE = "machine unstable"
 NO_DIFFERENCE = "no practical difference"
 REAL_BUT_SMALL = "real but small"

@@ -14,13 +14,11 @@ from statistics import fmean
 
 from labkit import units
 from labkit.analysis.equal_work import is_floor
-from labkit.analysis.statistics import ALPHA, detectable_share
+from labkit.analysis.statistics import detectable_share
 from labkit.analysis.summary import Summary
+from labkit.analysis.thresholds import ALPHA
 from labkit.records import Facts
 from labkit.settings import MODES, Settings
-
-# Starting the process, bringing about the cache state and measuring it: 0.05 to 0.2 s on two cores.
-TRIAL_OVERHEAD_S = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +89,8 @@ def forecast(
         epochs_s = variants[baseline].epochs * (epoch_s or epoch_share * chosen.epoch_s)
         if times_s and epoch_s is None:
             epochs_s = fmean(times_s)
-        trial_s = epochs_s + TRIAL_OVERHEAD_S if epochs_s else None
+        # Starting a process, and making and checking the cache state, takes 0.05 to 0.2 s.
+        trial_s = epochs_s + 0.1 if epochs_s else None
     judged = [
         name
         for name in variants

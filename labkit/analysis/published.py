@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from labkit import units
 from labkit.analysis.compare import NO_DIFFERENCE, REAL_BUT_SMALL
 from labkit.analysis.rows import Row
-from labkit.analysis.statistics import DELTA
+from labkit.analysis.thresholds import DELTA
 
 MATCHES = "as published"
 SAVES_MORE = "saves more than published"

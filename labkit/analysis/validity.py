@@ -18,23 +18,19 @@ from typing import Any, TypeVar
 
 from labkit import units
 from labkit.analysis.cache_state import cache_violation
+from labkit.analysis.thresholds import (
+    MAX_OTHER_GPU_SHARE,
+    MAX_OTHER_SHARE,
+    MAX_STEAL_SHARE,
+    MIN_JUDGED_S,
+    MIN_OTHER_CORES,
+    MIN_SWAPPING_TRIALS,
+)
 from labkit.records import AnyTrial, RunInfo, Trial
 from labkit.settings import MIN_JUDGED_BLOCKS, MODES
 
 T = TypeVar("T")
-# EVIDENCE 1, "Estimator": the only reasons for which a block is left out.
-MAX_STEAL_SHARE = 0.02
-# Of the machine's cores, other programs may take a tenth: with more, they compete for cores, caches
-# and memory.  A fifth of a core is what a quiet desktop takes.
-MAX_OTHER_SHARE, MIN_OTHER_CORES = 0.1, 0.2
 SWAPPED_PAGES = ("swapped_in_pages", "swapped_out_pages")
-# Trials in which a variant has to swap, beside most of its trials, for swapping to be its own.
-MIN_SWAPPING_TRIALS = 3
-# Of the GPU; a desktop draws its windows with it.
-MAX_OTHER_GPU_SHARE = 0.05
-# The kernel counts in hundredths of a second: of a block, trials shorter than this are judged
-# together.
-MIN_JUDGED_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -266,7 +262,7 @@ def why_disturbed(log: Mapping[str, Any], cores: int) -> str:
     return ""
 
 
-# What a log may hold as None -> what could not be watched then.
+# Entry of a log that may be None -> what could not be watched then.
 WATCHED = {
     "steal_share": "CPU time stolen by other machines",
     "other_cores": "other programs",

@@ -91,7 +91,7 @@ def communication(base: Settings) -> Variants:
             label: replace(base, ranks=ranks, exchange=exchange)
             for label, exchange in exchanges.items()
         }
-        # Two ranks' all-gather was 58 % slower than more ranks' (gloo#471): full mode has four, too.
+        # Two ranks' all-gather was 58 % slower than more ranks' (gloo#471), so full mode adds four.
         for ranks in (2, 4)
     }
     fewest = next(iter(groups))

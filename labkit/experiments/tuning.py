@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from labkit import units
 from labkit.analysis.rows import Row
 from labkit.analysis.simulated import warnings
-from labkit.analysis.statistics import DELTA
+from labkit.analysis.thresholds import DELTA
 from labkit.contracts import Cancelled
 from labkit.machine import hardware
 from labkit.resolve import complete_here

@@ -56,7 +56,7 @@ def prefetch_factor(base: Settings) -> Variants:
     count = max(4, hardware.cores() // 2)
     base = replace(
         base,
-        # Loading ahead saves time where reads are uneven: a queue that is never empty needs no depth.
+        # Loading ahead saves time only where reads are uneven and the queue is empty at times.
         jitter_ms=base.jitter_ms or 40,
         num_workers=count if base.num_workers is None else base.num_workers,
     )

@@ -13,12 +13,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from labkit import units
-from labkit.analysis.equal_work import (
+from labkit.analysis.equal_work import difference
+from labkit.analysis.thresholds import (
     AVERAGED_TOLERANCE_LEVELS,
     DECODED_TOLERANCE_LEVELS,
     SCALED_DECODING_TOLERANCE_LEVELS,
     SCALED_TOLERANCE_LEVELS,
-    difference,
 )
 from labkit.contracts import BATCHES, ArraySpec, Skip, check_batch
 from labkit.machine import hardware

@@ -31,17 +31,9 @@ from labkit.runs.active import ActiveRun
 from labkit.runs.kept_checks import KeptCheck, find_kept, hash_sources, keep
 from labkit.runs.process import TrialFailed, TrialKilled
 from labkit.runs.ranks import Ranks
+from labkit.runs.thresholds import GPU_TRIES, RATE_TRIES
 from labkit.runs.timing import time_epoch
 from labkit.settings import Settings
-
-RATE_TRIES = 3  # another program must not fail a disk with one moment's work
-RATE_S = 1.0  # each pattern of reads
-RATE_IMAGES = 512
-# The median counts, so that no single try decides.  On two cores it was 0.9997, also beside four
-# processes that computed all the time.
-GPU_TRIES = 5
-GPU_TRY_S = 0.15
-
 
 # --- disks and networks ---------------------------------------------------------------------
 
@@ -113,7 +105,7 @@ def _prove_rates(run: ActiveRun, job: str, name: str, labels: Sequence[str]) -> 
 
 
 def check_rates(
-    settings: Settings, excluded: frozenset[int] = frozenset(), seconds: float = RATE_S
+    settings: Settings, excluded: frozenset[int] = frozenset(), seconds: float = 1.0
 ) -> list[dict[str, Any]]:
     """Measure what a simulated disk delivers; call it in a process of its own.
 
@@ -133,7 +125,7 @@ def check_rates(
     parts = resolve(settings)
     reader = parts.reader
     # The first ones: images that are not neighbours cannot be read in sequence.
-    ids = [i for i in range(min(len(reader), RATE_IMAGES)) if i not in excluded]
+    ids = [i for i in range(min(len(reader), 512)) if i not in excluded]
     readers = max(1, settings.num_workers)
     rates = parts.storage.measure(reader, ids, readers, settings.multiprocessing_context, seconds)
     return [rate.facts() for rate in rates]
@@ -209,7 +201,8 @@ def free_loader_utilization(settings: Settings) -> float:
     settings = replace(settings, loss=VECTORIZED, sync_every=0, pin_memory=True, ranks=1)
     pipeline = build(settings, clock)
     step_s = pipeline.parts.profile.compute_s_per_image * settings.batch_size
-    steps = max(1, round(GPU_TRY_S / step_s))
+    # A try takes 0.15 s.
+    steps = max(1, round(0.15 / step_s))
     empty = {"sample_id": torch.zeros(settings.batch_size, dtype=torch.int64)}
     time_epoch(replace(pipeline, loader=[empty]), clock)  # imports, once in a process
     gc.collect()

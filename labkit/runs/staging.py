@@ -37,8 +37,6 @@ from labkit.runs.packs import ensure_pack
 from labkit.settings import Settings
 
 MARK = "labkit-copy.json"  # what makes a folder ours
-SHOWN_FROM_BYTES = 1 << 30  # a smaller copy takes a second or two and needs no bar
-SAME_TIME_NS = 2_000_000_000  # FAT rounds times so
 
 
 # --- a run ---------------------------------------------------------------------------------
@@ -137,7 +135,8 @@ def copy_data(
                         written.write(piece)
                 os.utime(part, ns=(time_ns, time_ns))
 
-        hidden = not (progress and needed_bytes >= SHOWN_FROM_BYTES)
+        # A copy of less than 1 GiB takes a second or two and needs no bar.
+        hidden = not (progress and needed_bytes >= 1 << 30)
         with ThreadPoolExecutor(storage.copied_at_once) as pool:
             copied = pool.map(copy_one, missing)
             for _ in bar(copied, desc="copying", total=len(missing), disable=hidden):
@@ -172,7 +171,8 @@ def _same(file: Path, to: Path) -> bool:
         return False
     before, after = file.stat(), to.stat()
     apart_ns = abs(before.st_mtime_ns - after.st_mtime_ns)
-    return before.st_size == after.st_size and apart_ns <= SAME_TIME_NS
+    # FAT rounds times to two seconds.
+    return before.st_size == after.st_size and apart_ns <= 2_000_000_000
 
 
 def _make_folder(copy: Path, *, private: bool) -> None:

@@ -41,7 +41,6 @@ RUN_FILE, TRIALS_FILE = "run.json", "trials.jsonl"
 SHARED = "shared"  # folder of results, for runs made elsewhere
 REPORTS = "reports"  # folder of results, for files made from several runs
 RESERVED = (SHARED, REPORTS)  # an experiment cannot have these names
-FULL = (errno.ENOSPC, errno.EDQUOT)
 
 Facts = dict[str, Any]  # what a JSON object holds
 
@@ -184,7 +183,7 @@ def explain_unwritable(folder: Path | str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in FULL:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise PermissionError(
                 f"results must be a folder that can be written, got {folder} ({error.strerror}); "
                 "choose another with --results"
