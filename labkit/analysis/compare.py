@@ -38,7 +38,7 @@ REAL_BUT_SMALL = "real but small"
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """How the time of one variant compares with that of another; None is unknown.
+    """The time of one variant compared with that of another; None is unknown.
 
     >>> import math
     >>> half = Comparison(log_ratios=(math.log(0.4), math.log(0.625)))
@@ -56,7 +56,7 @@ class Comparison:
 
     @property
     def blocks(self) -> int:
-        """How many blocks have both."""
+        """Number of blocks that have both variants."""
         return len(self.log_ratios)
 
     @property
@@ -108,7 +108,7 @@ class Comparison:
 
     @property
     def p_value(self) -> float:
-        """Of the test against "no difference"; takes two blocks."""
+        """P-value of the test against "no difference"; needs two blocks."""
         return p_value(self.log_ratios)
 
 

@@ -115,7 +115,7 @@ def difference(
 
 
 def _apart(pairs: Iterable[tuple[np.ndarray, np.ndarray]]) -> tuple[float, float]:
-    """Find how far rows of equal size are apart: at most, and on average."""
+    """Return the largest and the mean difference of rows of equal size."""
     differences = [(0.0, 0.0)]
     for a, b in pairs:
         apart = np.abs(a.astype(np.float64) - b.astype(np.float64))
@@ -125,7 +125,7 @@ def _apart(pairs: Iterable[tuple[np.ndarray, np.ndarray]]) -> tuple[float, float
 
 
 def unequal_work(info: RunInfo, trials: Sequence[AnyTrial]) -> dict[str, str]:
-    """Find variants that did not do the baseline's work to the end, by what they recorded of it.
+    """Find variants whose records show that they did not do all of the baseline's work.
 
     Args:
         info: of the run.

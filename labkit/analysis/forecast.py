@@ -23,7 +23,7 @@ from labkit.settings import MODES, Settings
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """What is known of a run before it starts; None is unknown."""
+    """Duration and precision of a run before it starts; None is unknown."""
 
     trials: int
     total_s: float | None

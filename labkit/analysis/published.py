@@ -1,4 +1,4 @@
-"""Compare what was measured with what a document published, in words that have a direction.
+"""Compare a measured time with a document's, in words that have a direction.
 
     a published time ("0.661") or a direction ("faster") ─ agreement() ─▶ one of `WORDS`
     the words of many comparisons ─ answer() ─▶ one sentence
@@ -55,7 +55,7 @@ def agreement(
     verdict: str,
     baseline: Row | None = None,
 ) -> str:
-    """Compare a judged result with what a document says of it.
+    """Compare a judged result with that of a document.
 
     Args:
         expected: the document's normalized time, or the verdict that it predicts: faster, slower,

@@ -23,7 +23,7 @@ ALONE = "loading alone"
 
 @dataclass(frozen=True, kw_only=True)
 class Speed:
-    """What was measured of a pipeline at one speed of the device, or of its loading alone.
+    """The speed of a pipeline at one speed of the device, or of loading alone.
 
     Rates are steady ones, over whole rounds of workers: in short epochs, starting and ending the
     workers would take a visible part of the time.
@@ -49,7 +49,7 @@ class Pipeline:
     loading: Speed | None
     """Loading alone; None where it was not measured."""
     on_device: bool
-    """A part of its preprocessing is the device's."""
+    """Whether the device does a part of the preprocessing."""
 
     def ideal_images_per_s(self, device_images_per_s: float) -> float | None:
         """Return the rate if loading and the device overlapped in full; None if not known.

@@ -41,22 +41,22 @@ class Row(Averages):
 
     variant: str
     group: str = ""
-    """What it is compared within; empty where all variants compare."""
+    """The group in which the variant is compared; empty where a run has no groups."""
     status: str
     """ok, skipped, failed, cancelled, or missing (no complete block)."""
     reason: str = ""
     is_baseline: bool = False
-    """Whether the others of its group are divided by it."""
+    """Whether the other variants of the group are divided by this one."""
     compared: Comparison = NOTHING
     """With its group's baseline; of a baseline, each of its runs with the mean of their block."""
     disturbed: tuple[tuple[int, float], ...] = ()
     """Block and ratio of its trials in disturbed blocks that are left out of the verdict."""
     left_out: int = 0
-    """Trials that do not count, as their cache state is not what their label says."""
+    """Trials that do not count because their cache state is not that of their label."""
     published: float | None = None
     """The normalized time that the document reported."""
     hardware: tuple[Hardware, ...] = ()
-    """All that its trials used; without a device where nothing is trained."""
+    """The hardware that the trials used; without a device where nothing is trained."""
     device_images_per_s: float | None = None
     """The device's rate with the model alone."""
     load_images_per_s: float | None = None
@@ -71,7 +71,7 @@ class Row(Averages):
 
     @property
     def normalized_time(self) -> float | None:
-        """Geometric mean over blocks of its time over the baseline's; lower is better."""
+        """Geometric mean over blocks of the variant's time ÷ the baseline's; lower is better."""
         return (1.0 if self.trials else None) if self.is_baseline else self.compared.ratio
 
     @property

@@ -1,4 +1,4 @@
-"""What a run simulated in place of real hardware."""
+"""The hardware that a run simulated."""
 
 from __future__ import annotations
 

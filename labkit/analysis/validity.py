@@ -35,7 +35,7 @@ SWAPPED_PAGES = ("swapped_in_pages", "swapped_out_pages")
 
 @dataclass(frozen=True, kw_only=True)
 class ValidTrials:
-    """What of a run's trials counts."""
+    """The trials of a run that count, and those that are left out."""
 
     base_runs: dict[str, dict[int, list[AnyTrial]]]
     """Group -> block -> its baseline's runs (A1, A2); only blocks in which these are complete."""
@@ -63,7 +63,7 @@ class ValidTrials:
 
     @property
     def undisturbed(self) -> set[int]:
-        """The blocks that verdicts may rest on."""
+        """The blocks from which verdicts may be computed."""
         return self.blocks - self.disturbed.keys()
 
     def trials_of(self, variant: str, group: str) -> tuple[AnyTrial, ...]:
@@ -240,7 +240,7 @@ def _joined(logs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def why_disturbed(log: Mapping[str, Any], cores: int) -> str:
-    """Return what kept the machine from being a trial's own; empty where nothing did.
+    """Return what disturbed the machine during a trial; empty where nothing did.
 
     What could not be watched is no reason, see `unwatched`.
 
@@ -272,7 +272,7 @@ WATCHED = {
 
 
 def unwatched(trials: Iterable[AnyTrial]) -> list[str]:
-    """List what no block could be called disturbed for, as it could not be watched."""
+    """List the disturbances that could not be watched."""
     logs = [trial.disturbance for trial in trials if trial.status == "ok"]
     return [
         words for name, words in WATCHED.items() if any(log.get(name, 0) is None for log in logs)

@@ -61,7 +61,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "packing": {"storage": "hdd", "cache": "cold"},
 }
 # Medium -> its model, for machines without a hard disk, real or throttled.
-MODELS = {
+MODELLED_STORAGES = {
     "hdd": "modelled_hdd",
     "throttled": "modelled_hdd",
     "ssd": "modelled_ssd",
@@ -134,15 +134,15 @@ def _on_this_machine(experiment: Experiment, storage: str) -> Experiment:
     ):
         return experiment
     # Asking for the modelled hard disk is asking for all media to be modelled.
-    disk, note = (storage, "") if storage == MODELS["hdd"] else hard_disk()
+    disk, note = (storage, "") if storage == MODELLED_STORAGES["hdd"] else hard_disk()
     if disk == "hdd":
         return experiment
     if disk != "throttled":
-        return _on_media(experiment, MODELS, note)
+        return _on_media(experiment, MODELLED_STORAGES, note)
 
     def fallback(chosen: Experiment, why_not: str) -> Experiment:
         note = _model_note(_why_no_hard_disk(), why_not)
-        return _on_media(replace(chosen, notes=experiment.notes), MODELS, note)
+        return _on_media(replace(chosen, notes=experiment.notes), MODELLED_STORAGES, note)
 
     return replace(_on_media(experiment, {"hdd": disk}, note), fallback=fallback)
 
@@ -153,7 +153,7 @@ def _on_media(experiment: Experiment, names: Mapping[str, str], note: str) -> Ex
     def on_medium(settings: Settings) -> Settings:
         storage, cache = names.get(settings.storage, settings.storage), settings.cache
         # A model's cache ends with its trial: what an earlier trial would have left is made.
-        is_left = storage in MODELS.values() and cache == "as found"
+        is_left = storage in MODELLED_STORAGES.values() and cache == "as found"
         return replace(settings, storage=storage, cache="warm" if is_left else cache)
 
     return replace(
@@ -187,7 +187,7 @@ def _check_kept(experiment: Experiment, changes: Mapping[str, Any]) -> None:
     for name, value in changes.items():
         measured = experiment.measured(in_full=False).values()
         chosen = list(dict.fromkeys(getattr(one.settings, name) for one in measured))
-        is_model = name == "storage" and value == chosen[0] == MODELS["hdd"]
+        is_model = name == "storage" and value == chosen[0] == MODELLED_STORAGES["hdd"]
         if chosen != [value] and not is_model:
             raise ValueError(
                 f"{name} must be left out for {experiment.name}, which takes "

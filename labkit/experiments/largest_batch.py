@@ -20,7 +20,7 @@ from labkit.machine import gpu
 from labkit.resolve import complete_here
 from labkit.runs.active import single_run_lock
 from labkit.runs.experiment import Experiment
-from labkit.runs.largest_batch import MULTIPLE, PeakBytes
+from labkit.runs.largest_batch import BATCH_SIZE_MULTIPLE, PeakBytes
 from labkit.runs.process import Launcher
 from labkit.settings import Settings
 
@@ -33,13 +33,13 @@ class Largest:
     """The result of `largest_batch`; shown as a table."""
 
     settings: Settings
-    """Complete, with the largest batch."""
+    """Complete settings with the largest batch."""
     tried: Mapping[int, PeakBytes | None]
     """Batch size -> peak bytes allocated and reserved; None: it did not fit."""
     total_bytes: int
-    """The GPU's memory."""
+    """Bytes of the GPU's memory."""
     images: int
-    """How many there are: no batch is larger."""
+    """Number of images in the data: no batch is larger."""
 
     def experiment(self) -> Experiment:
         """Return an experiment that compares 50 %, 90 % and 100 % of the largest batch.
@@ -83,7 +83,7 @@ class Largest:
         """Return the largest batch in words."""
         size = self.settings.batch_size
         text = f"The largest batch that fits: {size} images."
-        if size + MULTIPLE > self.images:
+        if size + BATCH_SIZE_MULTIPLE > self.images:
             text += f" There are only {self.images} images: no larger batch was tried."
         return text
 
@@ -122,7 +122,7 @@ def largest_batch(
     # Nothing is read: the data says how many images there are.
     tried_on = replace(
         given,
-        images=None, batch_size=MULTIPLE, storage="here", cache="as found", packing="folder",
+        images=None, batch_size=BATCH_SIZE_MULTIPLE, storage="here", cache="as found", packing="folder",
         storage_format="jpeg", loader="torch", prefetcher="none",
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
@@ -144,7 +144,7 @@ def describe(settings: Settings, result: Mapping[str, Any]) -> Largest:
     largest = max((size for size, peak_bytes in tried.items() if peak_bytes), default=0)
     if not largest:
         raise ValueError(
-            f"a batch of {MULTIPLE} must fit into the GPU's memory, got "
+            f"a batch of {BATCH_SIZE_MULTIPLE} must fit into the GPU's memory, got "
             f"{min(tried, default=0)} that does not, of {result['images']} images; "
             "choose a smaller input_px, or more images"
         )

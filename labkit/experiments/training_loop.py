@@ -14,7 +14,7 @@ from labkit.records import XAxis
 from labkit.runs.experiment import Variants, as_experiment, full_only
 from labkit.settings import IN_THREAD, Settings, change_all
 
-EVERY = (1, 10, 100)
+STEP_INTERVALS = (1, 10, 100)
 NEAR = "http_5ms"  # a server in the local network answers in a few milliseconds
 
 
@@ -120,13 +120,13 @@ def checkpoints(base: Settings) -> Variants:
     every = {
         f"every {_steps(n)}{how}": replace(base, checkpoint_every=n, checkpoint_writer=writer)
         for how, writer in by.items()
-        for n in EVERY
+        for n in STEP_INTERVALS
     }
     names = ("every 100 steps", "every 10 steps", "every 10 steps, in a thread")
     quick = {"never": base} | {name: every.pop(name) for name in names}
     in_memory = {
         f"every {_steps(n)}, to tmpfs": replace(base, checkpoint_every=n, checkpoint_to="tmpfs")
-        for n in EVERY
+        for n in STEP_INTERVALS
     }
     return quick | full_only({**every, **in_memory})
 
@@ -142,7 +142,10 @@ def logs(base: Settings) -> Variants:
     Source: [001] 5.1.
     """
     base = loop_alone(base)
-    printed = {f"every {_steps(n)}": replace(base, report_every=n, report_to="file") for n in EVERY}
+    printed = {
+        f"every {_steps(n)}": replace(base, report_every=n, report_to="file")
+        for n in STEP_INTERVALS
+    }
     unread = change_all(printed, "{}, without the loss", report_loss=False)
     shown = change_all(printed | unread, "{}, terminal", report_to="terminal")
     names = ("every step, without the loss",)
@@ -165,7 +168,9 @@ def metric_reports(base: Settings) -> Variants:
     Source: [001] 4.2.
     """
     base = loop_alone(base)
-    near = {f"every {_steps(n)}": replace(base, report_every=n, report_to=NEAR) for n in EVERY}
+    near = {
+        f"every {_steps(n)}": replace(base, report_every=n, report_to=NEAR) for n in STEP_INTERVALS
+    }
     others = change_all(near, "{}, without the loss", report_loss=False)
     others |= change_all(near, "{}, in the background", report_to=f"{NEAR}{IN_THREAD}")
     # A distant server answers in some tens of milliseconds.
@@ -188,7 +193,7 @@ def evaluation(base: Settings) -> Variants:
     every = {
         f"{how}, every {_steps(n)}": replace(base, metrics=how, metrics_every=n)
         for how in ("loops", "vectorized")
-        for n in EVERY
+        for n in STEP_INTERVALS
     }
     names = ("loops, every step", "loops, every 10 steps", "vectorized, every step")
     return {"none": base} | {name: every.pop(name) for name in names} | full_only(every)

@@ -49,13 +49,13 @@ class Tuned:
     """The result of `tune`; shown as a table."""
 
     settings: Settings
-    """The given ones, with the chosen loader settings."""
+    """The given settings with the chosen loader settings."""
     label: str
-    """What was chosen, as "num_workers=4"; or "default"."""
+    """The chosen loader settings, as "num_workers=4"; or "default"."""
     measured: Mapping[str, Row]
     """Every setting that was tried; the default first."""
     runs: tuple[StoredRun, ...]
-    """Where the numbers come from."""
+    """The two runs that measured the numbers."""
     is_whole: bool
     """Whether the budget was enough to try everything."""
 

@@ -55,7 +55,7 @@ Ask = Callable[..., Any]
 
 @dataclass(frozen=True, kw_only=True)
 class CalibratedDevice:
-    """How fast the calibrated device trains, and what that was measured from."""
+    """The calibrated device's training rate, and the measurements behind it."""
 
     machine_id: str
     manifest_hash: str
@@ -68,7 +68,7 @@ class CalibratedDevice:
     high: float
     """The 95 % interval of that mean."""
     processes: int
-    """How many measured it, each for about a second."""
+    """Number of processes that measured it, each for about a second."""
     measured_utc: str
     reference: dict[str, Any]
     """Settings of the reference pipeline."""
@@ -122,7 +122,7 @@ def calibrate(
 
 
 def is_calibrated(settings: Settings) -> bool:
-    """Return whether complete settings use the calibrated device, whose speed they do not say."""
+    """Return whether complete settings use the calibrated device, so that they contain no speed."""
     is_simulated = find_part(DevicePart, settings.device).is_simulated
     return is_simulated and find_profile(settings).compute_s_per_image is None
 

@@ -156,7 +156,7 @@ def check_link(settings: Settings, excluded: frozenset[int] = frozenset()) -> li
 
 
 def check_simulated_gpu(run: ActiveRun, settings: Settings) -> dict[str, Any]:
-    """Let the simulated GPU prove that it does not slow a training loop down itself.
+    """Check that the simulated GPU itself does not slow a training loop down.
 
     It must be busy for `FREE_LOADER_MIN_AU` of the time with a loader that costs nothing, in the
     median of `GPU_TRIES` tries.

@@ -131,7 +131,7 @@ def _say_disturbed(run: ActiveRun, trials: Sequence[AnyTrial]) -> None:
 
 
 def _put_off(trial: Planned, waiting: deque[Planned]) -> None:
-    """Run a trial again at the end of its block: what failed it may have passed by then."""
+    """Move a failed trial to the end of its block: the cause of the failure may be gone by then."""
     rest = [i for i, other in enumerate(waiting) if other.block == trial.block]
     waiting.insert(rest[-1] + 1 if rest else 0, trial)
 

@@ -23,7 +23,7 @@ class Variant:
 
     settings: Settings
     group: str = ""
-    """What it is compared within, as "decode, 640×480"; "" where one group has all.
+    """The group in which it is compared, as "decode, 640×480"; "" where there are no groups.
 
     The baseline of a group is the experiment's if that is in it, else the group's first."""
     task: Mapping[str, Any] = field(default_factory=dict)
@@ -57,9 +57,9 @@ class Experiment:
     variants: Mapping[str, Any]
     """Label -> `Variant`, in the order of the tables; settings alone become one."""
     baseline: str = ""
-    """The label that all others of its group are divided by; unset: the first variant's."""
+    """Label of the variant by whose time the others are divided; unset: the first variant."""
     kind: str = EPOCHS
-    """What a trial times, one of `labkit.records.KINDS`."""
+    """The kind of work that a trial times, one of `labkit.records.KINDS`."""
     source: str = ""
     """Document and section."""
     protocol: str = CORRECTED
@@ -162,7 +162,7 @@ Variants = Mapping[str, Any]
 def as_experiment(
     question: str, **fields: Any
 ) -> Callable[[Callable[[Settings], Variants]], Callable[[Settings], Experiment]]:
-    """Turn a function that makes variants into one that makes an experiment of the same name.
+    """Make an experiment of the same name from a function that returns variants.
 
     Args:
         question: the experiment's.

@@ -20,7 +20,7 @@ from labkit.runs.reasons import is_out_of_gpu_memory
 from labkit.runs.trial import warm_up
 from labkit.settings import Settings
 
-MULTIPLE = 4  # [002]: a multiple of 2, better of 4
+BATCH_SIZE_MULTIPLE = 4  # [002]: a multiple of 2, better of 4
 PeakBytes = tuple[int, int]  # allocated, reserved
 
 
@@ -32,14 +32,14 @@ def search(fits: Callable[[int], PeakBytes | None], most: int) -> dict[int, Peak
         most: the largest size worth trying.
 
     Returns:
-        Every size that was tried, ascending; all of them multiples of `MULTIPLE`.
+        Every size that was tried, ascending; all of them multiples of `BATCH_SIZE_MULTIPLE`.
     """
     tried: dict[int, PeakBytes | None] = {}
-    low, high = 0, most // MULTIPLE + 1  # in multiples: low fits, high does not
+    low, high = 0, most // BATCH_SIZE_MULTIPLE + 1  # in multiples: low fits, high does not
     step = 1
     while high - low > 1:
         middle = min(step, high - 1) if step else (low + high) // 2
-        tried[middle * MULTIPLE] = peak_bytes = fits(middle * MULTIPLE)
+        tried[middle * BATCH_SIZE_MULTIPLE] = peak_bytes = fits(middle * BATCH_SIZE_MULTIPLE)
         if peak_bytes is None:
             high, step = middle, 0
         else:

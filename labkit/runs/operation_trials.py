@@ -98,7 +98,7 @@ def load(settings: Settings, tasks: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def make_inputs(settings: Settings, name: str, *size: int) -> list:
-    """Return what an operation is timed with; errors as of the functions in `INPUTS`."""
+    """Return the inputs of an operation; errors as of the functions in `INPUTS`."""
     return INPUTS.get(name, pictures)(settings, *size)
 
 

@@ -42,8 +42,8 @@ from labkit.settings import Settings, pick
 Stored = tuple[str, Content, Annotation]
 """Name, content and boxes of an image, as they are to be stored."""
 
-COST = "cost.json"  # in a pack: what making it took
-# What is stored of an image that cannot be read, other than no bytes.
+COST = "cost.json"  # file of a pack with the cost of making it
+# Storage format -> what is stored for an image that cannot be read; no bytes in other formats.
 UNREADABLE: dict[str, Content] = {PIXELS: np.zeros((0, 0, 3), np.uint8), SAMPLE: {}}
 NO_BOXES = Annotation(boxes_xyxy=np.zeros((0, 4), np.float32), category_ids=np.zeros(0, np.int64))
 JPEG_QUALITY = 95  # about that of ImageNet's files
@@ -54,7 +54,7 @@ JPEG_QUALITY = 95  # about that of ImageNet's files
 
 @dataclass(frozen=True, kw_only=True)
 class Converter:
-    """Converts an image to what is stored of it; picklable, as it holds only the data's path."""
+    """Conversion of images to their stored form; picklable, as it has only the data's path."""
 
     settings: Settings
     own: bytes = b""

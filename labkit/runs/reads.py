@@ -32,7 +32,7 @@ from labkit.settings import Settings
 
 
 def save_read_counts(run: ActiveRun) -> None:
-    """Where variants store the images in different ways, count what reading each way takes."""
+    """Count the operations of reading, where variants store the images in different ways."""
     if not run.info.costs:
         return
     run.progress.say("counting what reading takes: openings, read calls, disk requests")

@@ -53,7 +53,7 @@ def resume(
     cancel: threading.Event | None = None,
     progress: Progress | bool = True,
 ) -> StoredRun:
-    """Run what a run lacks; arguments and errors as of `lab.resume`."""
+    """Run the trials that a run lacks; arguments and errors as of `lab.resume`."""
     stored = load_run(folder)
     parts = check_resumable(stored)
     with hold(stored.folder):

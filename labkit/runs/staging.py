@@ -1,4 +1,4 @@
-"""Staging: brings the data to the medium that settings name, and finds out what that medium is.
+"""Staging: copy the data to the medium that settings name, and measure that medium.
 
     data ──copy, file by file──▶ medium ──describe, probe, measure──▶ label and facts of every row
 
@@ -103,7 +103,7 @@ def copy_data(
     cancel: threading.Event | None = None,
     progress: bool = False,
 ) -> int:
-    """Copy a data set to where a storage has it, or what is missing of it.
+    """Copy a data set, or the files that are missing, to the folder of a storage.
 
     Files that are there with the right size and time are kept, others removed.
 
@@ -147,7 +147,7 @@ def copy_data(
 
 
 def _files_to_copy(reader: Reader, storage: Storage) -> dict[Path, Path]:
-    """Return each file of a copy -> what it is a copy of; the images come first, in order."""
+    """Return each file of a copy -> its source; the images come first, in order."""
     sources = {}
     for path in (*reader.paths, *reader.companions):
         if path.is_relative_to(reader.root):
@@ -166,7 +166,7 @@ def _files_to_copy(reader: Reader, storage: Storage) -> dict[Path, Path]:
 
 
 def _same(file: Path, to: Path) -> bool:
-    """Whether a copy is that of a file of this size and time."""
+    """Return whether a copy has the size and the time of its source."""
     if not to.is_file():
         return False
     before, after = file.stat(), to.stat()
@@ -249,7 +249,7 @@ def _one_at_a_time(folder: Path) -> Iterator[None]:
 
 
 def _remove_copy(copy: Path) -> None:
-    """Remove a copy, and nothing that is not one."""
+    """Remove a folder if it is a copy."""
     if (copy / MARK).is_file() and not copy.is_symlink():
         shutil.rmtree(copy)
 
@@ -266,7 +266,7 @@ def staged(
     progress: bool = False,
     others: Iterable[Resolved] = (),
 ) -> Iterator[dict[str, Any]]:
-    """Have the data where settings say, for as long as the context lasts.
+    """Keep the data on the medium that settings name until the context ends.
 
     Args:
         parts: from `resolve`; a pack must have been made.
@@ -325,7 +325,7 @@ def why_not_throttled(settings: Settings) -> str:
 
 
 def _describe(storage: Storage) -> dict[str, Any]:
-    """Return what a medium is, and what the rows may call it."""
+    """Return the facts of a medium, and the name that rows may give it."""
     reads_per_s, doubt = None, ""
     if storage.is_remote:
         medium = Medium(filesystem="remote", device="network")

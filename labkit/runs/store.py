@@ -45,7 +45,7 @@ RESERVED = (SHARED, REPORTS)  # an experiment cannot have these names
 Facts = dict[str, Any]  # what a JSON object holds
 
 NAME = r"\w+"  # other storages, and other values of the settings below, are folders or addresses
-A_PLACE = "a folder"
+HIDDEN_FOLDER = "a folder"
 NOT_SHARED = "not shared"
 # Beginnings of labkit's own sentences on why a variant cannot run, which tell nothing private:
 # they hold names of public libraries and numbers alone.
@@ -57,7 +57,7 @@ PUBLIC_REASON = re.compile(
     r"|no CUDA device works with this torch build"
     r"|torch [\w.+]{1,40} is built without CUDA|it takes \d+ GPUs, got \d+ GPUs?"
 )
-SETTINGS = {"data": NOT_SHARED, "storage|checkpoint_to|report_to": A_PLACE}
+SETTINGS = {"data": NOT_SHARED, "storage|checkpoint_to|report_to": HIDDEN_FOLDER}
 
 
 def _public_reason(reason: object) -> str:
@@ -92,17 +92,17 @@ LOCAL = {
 
 @dataclass(frozen=True, kw_only=True)
 class StoredRun:
-    """A run as it lies on disk."""
+    """A run as it is stored on disk."""
 
     folder: Path
     info: RunInfo
     trials: tuple[AnyTrial, ...]
     set_aside: int = 0
-    """Lines of `trials.jsonl` that were only half written, or are no rows."""
+    """Number of lines of `trials.jsonl` that are incomplete or no rows."""
 
     @functools.cached_property
     def summary(self) -> Summary:
-        """What the trials mean: a row per variant."""
+        """Summary of the trials: a row per variant."""
         name = self.folder.name
         return summarize(self.info, self.trials, run=name, set_aside=self.set_aside)
 
@@ -373,7 +373,7 @@ def split_local(facts: Mapping[str, Any], rules: Mapping[str, Any] = LOCAL) -> t
             shared[name], below = split_local(value, rule) if is_dict else (value, {})
             if below:
                 local[name] = below
-        elif key is None or not value or (rule == A_PLACE and re.fullmatch(NAME, str(value))):
+        elif key is None or not value or (rule == HIDDEN_FOLDER and re.fullmatch(NAME, str(value))):
             shared[name] = value
         else:
             local[name] = value
@@ -383,7 +383,7 @@ def split_local(facts: Mapping[str, Any], rules: Mapping[str, Any] = LOCAL) -> t
 
 
 def _merge(shared: Facts, local: Mapping[str, Any]) -> Facts:
-    """Put what is local back in its place."""
+    """Insert the local values in their places."""
     for name, value in local.items():
         both = isinstance(value, dict) and isinstance(shared.get(name), dict)
         shared[name] = _merge(shared[name], value) if both else value
