@@ -122,8 +122,8 @@ def largest_batch(
     # Nothing is read: the data says how many images there are.
     tried_on = replace(
         given,
-        images=None, batch_size=BATCH_SIZE_MULTIPLE, storage="here", cache="as found", packing="folder",
-        storage_format="jpeg", loader="torch", prefetcher="none",
+        images=None, batch_size=BATCH_SIZE_MULTIPLE, storage="here", cache="as found",
+        packing="folder", storage_format="jpeg", loader="torch", prefetcher="none",
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         with Launcher(Path(folder) / "worker.log", cancel) as launcher:
