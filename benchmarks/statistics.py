@@ -21,8 +21,9 @@ from scipy import stats
 from benchmarks import frame
 from labkit import units
 from labkit.analysis.rows import Row
-from labkit.analysis.statistics import ALPHA, DELTA, detectable_share
+from labkit.analysis.statistics import detectable_share
 from labkit.analysis.summary import Summary, summarize
+from labkit.analysis.thresholds import ALPHA, DELTA
 from labkit.records import Data, Epoch, Provenance, RunInfo, Trial
 from labkit.runs.schedule import next_trials
 from labkit.settings import Settings

@@ -1,4 +1,4 @@
-"""What a run and its rows hold: `RunInfo`, and a `Trial` or an `OperationTrial` for each row."""
+"""The contents of a run and its rows: `RunInfo`, and a `Trial` or an `OperationTrial` per row."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from labkit.settings import CORRECTED, Settings, field_kinds, with_new_names
 #   7  hardware, in place of the labels storage, accelerator and network
 #      rows of operations: image_s and calls in place of epochs and all that only epochs have
 SCHEMA = 7
-PER_STEP = ("waits_s", "arrivals_s")  # fields of an epoch with a number per step
 
 Status = Literal["ok", "skipped", "failed", "cancelled"]
 
@@ -33,18 +32,18 @@ class Hardware:
 
     kind: Literal["device", "storage", "network"]
     how: Literal["real", "unconfirmed", "simulated", "throttled", "modelled"] = "real"
-    """A simulated storage is a remote one; "unconfirmed": it may be another than it is called."""
+    """A simulated storage is remote; "unconfirmed": its name may be wrong."""
     details: str = ""
-    """Such as "460 images/s" of a simulated GPU, "81 reads/s" of a throttled disk, "cpu"."""
+    """"460 images/s" for a simulated GPU, "81 reads/s" for a throttled disk, "cpu"."""
 
     @property
     def is_simulated(self) -> bool:
-        """Whether it is not the real thing."""
+        """Whether the hardware is simulated, throttled or modelled."""
         return self.how not in ("real", "unconfirmed")
 
     @property
     def name(self) -> str:
-        """Without details: "simulated GPU", "throttled storage", "real storage"."""
+        """Name without details: "simulated GPU", "throttled storage", "real storage"."""
         names = {"device": "simulated GPU", "storage": "simulated remote storage"}
         if self.how == "simulated" and self.kind in names:
             return names[self.kind]
@@ -61,31 +60,31 @@ class Hardware:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What of a variant's parts counts where variants are compared; `run.json` keeps it."""
+    """Facts about a variant's parts that matter when variants are compared; kept in `run.json`."""
 
     repeats_one_batch: bool = False
-    """Nothing is loaded in the epochs."""
+    """Whether nothing is loaded in the epochs."""
     trains_nothing: bool = False
-    """The step does nothing."""
+    """Whether the step does nothing."""
     steps_short: int = 0
-    """Steps that it left out of every epoch, in runs of earlier versions."""
+    """Number of steps left out of every epoch, in runs of earlier versions."""
     has_own_order: bool = False
-    """The images of an epoch come in another order than the other loaders'."""
+    """Whether the images of an epoch come in another order than with other loaders."""
     loads_outside: bool = False
-    """The loader reads, decodes and preprocesses by itself, and rounds in its own way."""
+    """Whether the loader reads, decodes and preprocesses by itself, and rounds in its own way."""
     decodes_scaled: bool = False
-    """The decoder returns fewer pixels than the image has."""
+    """Whether the decoder returns fewer pixels than the image has."""
     stays_in_memory: bool = False
-    """The files are never anywhere but in memory."""
+    """Whether the files are always in memory."""
     is_on_cpu: bool = False
     is_simulated: bool = False
-    """The device is a simulated one."""
+    """Whether the device is simulated."""
     finishes_on_device: bool = False
-    """The device finishes the preprocessing."""
+    """Whether the device finishes the preprocessing."""
 
     @property
     def leaves_out(self) -> frozenset[str]:
-        """What of the work it does not do: "loading", "computing"."""
+        """The work that the variant does not do: "loading", "computing"."""
         left_out = {"loading": self.repeats_one_batch, "computing": self.trains_nothing}
         return frozenset(name for name, is_left_out in left_out.items() if is_left_out)
 
@@ -96,24 +95,24 @@ class Epoch:
 
     epoch_s: float
     startup_s: float
-    """Creating the iterator: starting worker processes and prefetch threads."""
+    """Time to create the iterator: start worker processes and prefetch threads."""
     first_batch_s: float
-    """From the start of the epoch until the first batch was on the device."""
+    """Time from the start of the epoch until the first batch was on the device."""
     wait_s: float
-    """Host waiting for data, whatever the device does meanwhile; start-up not included."""
+    """Time that the host waits for data, whatever the device does meanwhile; without start-up."""
     transfer_s: float
-    """Host busy or blocked handing batches to the device."""
+    """Time that the host takes to hand batches to the device."""
     forward_s: float | None
     """Host time of the forward pass; None where the device has none (simulated)."""
     backward_s: float | None
     launch_s: float | None
-    """Host time launching work on the simulated GPU; None where forward and backward are."""
+    """Host time to launch work on the simulated GPU; None where `forward_s` is known."""
     sync_s: float
-    """Host waiting for the device (`sync_every` and the end of the epoch)."""
+    """Time that the host waits for the device (`sync_every` and the end of the epoch)."""
     steps: int
     images: int
     batch_bytes: int
-    """Bytes handed to the device, all batches together."""
+    """Bytes of all batches that are handed to the device."""
     compute_s: float | None
     """Device time spent on steps: the simulated GPU's timeline; None elsewhere."""
     last_ids_crc: int | None = None
@@ -121,9 +120,9 @@ class Epoch:
     last_means: dict[str, float | list[float]] | None = None
     """Entry of the last batch -> its mean; of planes of red, green and blue, one mean each."""
     callbacks_s: float | None = None
-    """Host busy or waiting with what is done beside the steps: checkpoints, reports, metrics."""
+    """Host time for work beside the steps: checkpoints, reports, metrics."""
     waits_s: tuple[float, ...] | None = None
-    """What `wait_s` adds up: one wait per step, to the microsecond."""
+    """One wait per step, to the microsecond; `wait_s` is their sum."""
     arrivals_s: tuple[float, ...] | None = None
     """When each batch was on the device, from the start of the epoch, to the microsecond; of
     several ranks, rank 0's."""
@@ -131,7 +130,7 @@ class Epoch:
 
 @dataclass(frozen=True, kw_only=True)
 class AnyTrial:
-    """What every row of a run holds: which variant was timed in which block, and how that ended."""
+    """The fields of every row of a run: the variant, the block, and how the trial ended."""
 
     variant: str
     block: int
@@ -149,16 +148,16 @@ class AnyTrial:
 
     @property
     def time_s(self) -> float:
-        """What variants are compared by; 0 where nothing was timed."""
+        """The time by which variants are compared; 0 where nothing was timed."""
         raise NotImplementedError
 
     @property
     def images_per_s(self) -> float:
-        """Images in a second of what was timed."""
+        """Images per second of the timed work."""
         return 1 / self.time_s
 
     def to_row(self) -> dict[str, Any]:
-        """Flatten to what JSON can hold; `from_row` is the way back."""
+        """Return the trial as a dict for JSON; `from_row` reads it."""
         return asdict(self)
 
     @classmethod
@@ -179,7 +178,7 @@ class AnyTrial:
 
     @staticmethod
     def _read(row: dict[str, Any]) -> dict[str, Any]:
-        """Return a row of any version as today's, with what JSON cannot hold."""
+        """Return a row of any version in today's format, with Python types."""
         return row
 
 
@@ -211,7 +210,7 @@ class Trial(AnyTrial):
 
     experiment: str
     group: str = ""
-    """What its time is compared within, as "x = 2"; empty where all variants compare."""
+    """The group in which times are compared, as "x = 2"; empty where a run has no groups."""
     settings: dict[str, Any]
     epochs: tuple[Epoch, ...] = ()
     cpu_s: float | None = None
@@ -220,30 +219,30 @@ class Trial(AnyTrial):
     """cpu_s over wall time; 200 means two busy cores."""
     gpu_util_mean: float | None = None
     gpu_memory_bytes: int | None = None
-    """Most that NVML saw in use on the whole GPU, by whatever program."""
+    """Largest memory in use on the whole GPU, by all programs (NVML)."""
     gpu_allocated_bytes: int | None = None
-    """Most that torch's tensors held on the CUDA device during the epochs."""
+    """Largest memory of torch's tensors on the CUDA device during the epochs."""
     gpu_reserved_bytes: int | None = None
-    """Most that torch's allocator had taken of it, in use or kept for later."""
+    """Largest memory that torch's allocator reserved on it, in use or kept for later."""
     simulated_busy_share: float | None = None
     """Share of the epochs in which the simulated GPU computed."""
     peak_rss_bytes: int | None = None
     """Largest resident memory of the training process."""
     peak_pss_bytes: int | None = None
-    """Largest proportional memory seen of the training process and its workers together."""
+    """Largest proportional memory of the training process and its workers together."""
     peak_shm_bytes: int | None = None
-    """Most that was seen in /dev/shm beyond what was there before the epochs."""
+    """Largest memory in /dev/shm, without what was there before the epochs."""
     cache_proof: dict[str, Any] = field(default_factory=dict)
     medium: dict[str, Any] = field(default_factory=dict)
-    """What the files lay on: filesystem, device, rotational, cold_reads_per_s (None: unknown)."""
+    """The medium of the files: filesystem, device, rotational, cold_reads_per_s (None: unknown)."""
     hardware: tuple[Hardware, ...] = ()
-    """Its device and storage, and the network of several ranks."""
+    """The device, the storage, and the network of several ranks."""
     first_loss: float | None = None
-    """Of untrained weights, in the warm-up; the same for all variants but for rounding."""
+    """Loss of the untrained weights in the warm-up; variants differ in rounding only."""
     loss: float | None = None
-    """Of the last step; None where nothing is trained."""
+    """Loss of the last step; None where nothing is trained."""
     unreadable_images: int | None = None
-    """How many images were left out for all variants, as one of them cannot read or decode them."""
+    """Number of images left out for all variants because one variant cannot read or decode them."""
     run: str = "unknown"
     """The run folder's name."""
     machine_id: str = "unknown"
@@ -251,17 +250,17 @@ class Trial(AnyTrial):
 
     @property
     def time_s(self) -> float:
-        """What the documents timed: the epochs' seconds added up, start-up included."""
+        """Sum of the epochs' seconds, start-up included, as in the documents."""
         return sum(epoch.epoch_s for epoch in self.epochs)
 
     @property
     def images(self) -> int:
-        """Images of all epochs together."""
+        """Number of images of all epochs."""
         return sum(epoch.images for epoch in self.epochs)
 
     @property
     def images_per_s(self) -> float:
-        """All images over all epoch seconds, start-up included."""
+        """Images of all epochs ÷ seconds of all epochs, start-up included."""
         return self.images / self.time_s
 
     @staticmethod
@@ -277,13 +276,13 @@ class Trial(AnyTrial):
 
 
 def _without_hardware(labels: Mapping[str, str]) -> dict[str, Any]:
-    """Return what replaces the labels of earlier versions, which held the hardware as text."""
+    """Return what replaces the labels of earlier versions, which contain the hardware as text."""
     kinds: dict[str, Literal["device", "storage", "network"]] = {
         "accelerator": "device", "storage": "storage", "network": "network",
     }  # fmt: skip
-    found = [read_hardware(kind, labels[name]) for name, kind in kinds.items() if name in labels]
+    hardware = [read_hardware(kind, labels[name]) for name, kind in kinds.items() if name in labels]
     others = {name: label for name, label in labels.items() if name not in kinds}
-    return {"hardware": found, "labels": others}
+    return {"hardware": hardware, "labels": others}
 
 
 def read_hardware(kind: Literal["device", "storage", "network"], label: str) -> Hardware:
@@ -303,8 +302,9 @@ def read_hardware(kind: Literal["device", "storage", "network"], label: str) -> 
 
 def _epoch_of(row: dict[str, Any]) -> Epoch:
     """Rebuild an epoch; JSON has lists for its tuples."""
-    lists = {name: tuple(value) for name in PER_STEP if (value := row.get(name)) is not None}
-    return Epoch(**{**row, **lists})
+    per_step = {name: row.get(name) for name in ("waits_s", "arrivals_s")}
+    tuples = {name: tuple(value) for name, value in per_step.items() if value is not None}
+    return Epoch(**{**row, **tuples})
 
 
 # Format history of run.json
@@ -329,7 +329,7 @@ class CudaState:
 
     works: bool
     reason: str = ""
-    """Why not, as a sentence; empty where it works."""
+    """The reason why it does not work, as a sentence; empty where it works."""
     name: str = ""
     memory_bytes: int | None = None
     driver: str = ""
@@ -353,14 +353,14 @@ class Provenance:
     cpu_count: int | None = None
     """Logical cores of the machine."""
     cores: int | None = None
-    """Those that the run may use."""
+    """Number of cores that the run may use."""
     memory_bytes: int | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
     """Library -> its version; "unknown" where a required one is missing."""
     revision: str = UNKNOWN
     """Commit of labkit."""
     dirty: bool | None = None
-    """Whether the package differs from that commit."""
+    """Whether labkit's files differ from that commit."""
     gpu: CudaState | None = None
 
 
@@ -369,31 +369,31 @@ class Data:
     """The data set of a run; 0 is unknown."""
 
     folder: str = ""
-    """As the settings name it."""
+    """The value of the setting `data`."""
     images: int = 0
     bytes: int = 0
-    """Of all images."""
+    """Bytes of all images."""
     boxes: str = ""
-    """Where they come from: "coco" (stored) or "synthesized" (invented)."""
+    """Origin of the boxes: "coco" (stored) or "synthesized" (invented)."""
     kind: str = ""
-    """In words, as "the user's own images"."""
+    """The data in words, as "the user's own images"."""
     manifest_hash: str = UNKNOWN
 
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """What is measured before the trials; None is unknown, or was not measured."""
+    """Rates measured before the trials; None: unknown, or not measured."""
 
     images: int | None = None
-    """Of an epoch, the same for all variants."""
+    """Images of an epoch, the same for all variants."""
     images_per_s: float | None = None
     """The baseline's training rate, all its ranks together."""
     load_images_per_s: float | None = None
     """The baseline's loading rate alone."""
     device_images_per_s: float | None = None
-    """The baseline's device with the model alone."""
+    """Training rate of the baseline's device with the model alone."""
     gpu_images_per_s: float | None = None
-    """A real GPU with the model alone, beside a simulated one."""
+    """Training rate of a real GPU with the model alone, where the run uses a simulated one."""
     calibrated_images_per_s: float | None = None
     """The calibrated device's rate, where a variant uses it."""
     calibrated: str = ""
@@ -408,7 +408,7 @@ class Calibration:
 
 
 def check_positive(name: str, value: object) -> None:
-    """Refuse a rate or a ratio that is known and is no number above 0.
+    """Raise an error for a rate or a ratio that is known but not above 0.
 
     Raises:
         ValueError: it is something else, as in a run from a colleague.
@@ -419,60 +419,60 @@ def check_positive(name: str, value: object) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class ProvedRates:
-    """What a simulated disk or network was measured to deliver."""
+    """Measured rates of a simulated disk or network."""
 
     rates: tuple[Mapping[str, Any], ...] = ()
-    """One for each pattern, see `labkit.analysis.simulated.describe_rate`; empty: not measured."""
+    """One per pattern, see `labkit.analysis.simulated.describe_rate`; empty: not measured."""
     rates_checked_utc: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StagedStorage(ProvedRates):
-    """What a storage of a run is on its machine; None is unknown."""
+    """A storage of a run on its machine; None is unknown."""
 
     hardware: Hardware = Hardware("storage")
-    """As rows have it."""
+    """The medium, as in rows."""
     filesystem: str = ""
     device: str = ""
     rotational: bool | None = None
     cold_reads_per_s: float | None = None
     remark: str = ""
-    """Why it is not believed to be what it is called."""
+    """The reason for doubting that the medium is what it is called."""
     copied_bytes: int | None = None
-    """None: the data is not copied there."""
+    """Bytes that were copied there; None: the data is not copied."""
     copied_s: float | None = None
 
     @property
     def medium(self) -> dict[str, Any]:
-        """What every row repeats of it."""
+        """The facts that every row repeats."""
         names = ("filesystem", "device", "rotational", "cold_reads_per_s")
         return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """What storing a variant's images takes once."""
+    """One-time costs of storing a variant's images."""
 
     bytes: int
     pack_s: float | None = 0.0
-    """None: unknown, as it was packed elsewhere."""
+    """Seconds to make the pack; None: unknown, as it was made elsewhere."""
     copy_s: float = 0.0
     source_bytes: int | None = None
-    """Of the images before packing."""
+    """Bytes of the images before packing."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReadCounts:
-    """What reading an image takes as a variant stores it; None is unknown."""
+    """Operations to read one image as a variant stores it; None is unknown."""
 
     opens: float | None = None
-    """Files that Python code opens."""
+    """Files that Python code opens, per image."""
     calls: float | None = None
-    """Read calls."""
+    """Read calls per image."""
     requests: float | None = None
-    """Requests that the disk completes."""
+    """Requests that the disk completes, per image."""
     bytes_per_s: float | None = None
-    """Of cold images, one after another as they are stored."""
+    """Rate of reading cold images one after another, in the order in which they are stored."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -489,13 +489,13 @@ class XAxis:
 
 @dataclass(frozen=True, kw_only=True)
 class RunInfo:
-    """A run without its rows: what was asked, built and found before the trials, and how it ended.
+    """A run without its rows: the request, the experiment, the checks before the trials, the end.
 
     `labkit.runs.store` writes and reads it, and knows what of it is local.
     """
 
     schema: int = RUN_SCHEMA
-    """Of the version that began the run."""
+    """Schema of the version that started the run."""
     experiment: str
     question: str
     kind: str = EPOCHS
@@ -503,23 +503,23 @@ class RunInfo:
     mode: str
     protocol: str = CORRECTED
     request: Mapping[str, Any] | None = None
-    """As `labkit.experiments.request.Request` writes it; None: not recorded."""
+    """The user's request, as `labkit.experiments.request.Request` writes it; None: not recorded."""
     variants: Mapping[str, Settings]
     """Label -> settings, complete for the run's machine."""
     unknown_settings: Mapping[str, Mapping[str, Plain]] = field(default_factory=dict)
     """Label -> settings, or values of them, that only another version of labkit knows."""
     facts: Mapping[str, Facts] = field(default_factory=dict)
-    """Label -> what of the variant's parts counts where it is compared."""
+    """Label -> facts about the variant's parts that matter when it is compared."""
     baseline: str
     groups: Mapping[str, str] = field(default_factory=dict)
-    """Label -> what it is compared within; empty: all variants compare."""
+    """Label -> group in which it is compared; empty: the run has no groups."""
     baselines: Mapping[str, str] = field(default_factory=dict)
     """Group -> its baseline; empty without groups."""
     tasks: Mapping[str, Mapping[str, Plain]] = field(default_factory=dict)
-    """Label -> what its trials need beside the settings, for kinds that need more."""
+    """Label -> what trials need in addition to the settings, for kinds that need more."""
     blocks: int
     shuffled: bool = True
-    """Whether a block has the variants in random order and the baseline twice (A1, A2)."""
+    """Whether a block has its variants in random order and the baseline twice (A1, A2)."""
     order_seed: int
     published: Mapping[str, float] = field(default_factory=dict)
     """Label -> the document's normalized time."""
@@ -533,19 +533,19 @@ class RunInfo:
     provenance: Provenance
     storages: Mapping[str, StagedStorage] = field(default_factory=dict)
     links: Mapping[str, ProvedRates] = field(default_factory=dict)
-    """Simulated network between ranks -> what it delivers."""
+    """Simulated network between ranks -> its measured rates."""
     costs: Mapping[str, Cost] = field(default_factory=dict)
-    """Label -> what its files cost; without those that are read as they are."""
+    """Label -> cost of storing the images; without variants that read them as they are."""
     reads: Mapping[str, ReadCounts] = field(default_factory=dict)
-    """Label -> what reading takes, where variants store the images in different ways."""
+    """Label -> operations per image, where variants store the images in different ways."""
     calibration: Calibration | None = None
-    """None: the run has not come so far."""
+    """None: the run was not calibrated yet."""
     excluded: tuple[int, ...] = ()
     """Indices of unreadable images, left out for all variants."""
     unreadable: tuple[str, ...] = ()
-    """A line for each of them."""
+    """One line per unreadable image."""
     skipped: Mapping[str, str] = field(default_factory=dict)
-    """Label -> why it cannot run here."""
+    """Label -> reason why the variant cannot run here."""
     failed: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     local_notes: tuple[str, ...] = ()
@@ -553,19 +553,19 @@ class RunInfo:
     status: str
     """running, finished, cancelled or failed; a run whose process was killed stays "running"."""
     reason: str = ""
-    """Why it failed."""
+    """The reason why the run failed."""
     run: str | None = None
-    """The run folder's name where it was made, of a run that was shared."""
+    """Name of the original run folder, for a run that was shared."""
     shared_from: str = ""
-    """The machine of the colleague who shared it, in one line; empty: it is this machine's own."""
+    """The machine of the colleague who shared the run, in one line; empty: it was run here."""
 
     @property
     def trial_type(self) -> type[AnyTrial]:
-        """What its rows are."""
+        """The type of the run's rows."""
         return OperationTrial if self.kind == OPERATION else Trial
 
     def facts_of(self, label: str) -> Facts:
-        """Return what of a variant's parts counts where it is compared."""
+        """Return the facts about a variant's parts that matter when it is compared."""
         return self.facts.get(label, Facts())
 
     @property
@@ -579,7 +579,7 @@ class RunInfo:
         return self.variants[self.baseline]
 
     def group_of(self, variant: str) -> str:
-        """Return what a variant is compared within; empty where a run has no groups."""
+        """Return the group in which a variant is compared; empty where a run has no groups."""
         return self.groups.get(variant, "")
 
     def x_of(self, variant: str) -> float | None:

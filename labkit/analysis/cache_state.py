@@ -1,4 +1,4 @@
-"""Cache state: what memory held of a trial's files, and whether that is what its label says.
+"""Cache state: the share of a trial's files in memory, and whether it is what the label says.
 
 `labkit.parts.storage.cache_state` makes files cold or warm and measures them; here it is judged.
 
@@ -11,17 +11,16 @@ import math
 from collections.abc import Sequence
 
 from labkit import units
+from labkit.analysis.thresholds import (
+    COLD_MIN_DEVICE_SHARE,
+    PROGRAM_BYTES,
+    WARM_MAX_DEVICE_SHARE,
+)
 from labkit.contracts import CACHED_WITHIN, COLD_MAX_SHARE, WARM_MIN_SHARE
 from labkit.records import Facts, Trial
 from labkit.settings import Settings
 
 NO_FACTS = Facts()
-# Of the files' bytes a cold trial must fetch most from its device, a warm one next to none: whole
-# pages, directories and programs blur it.
-COLD_MIN_DEVICE_SHARE = 0.8
-WARM_MAX_DEVICE_SHARE = 0.1
-# A page of a library that is faulted in brings its neighbours along (300 KB were measured).
-PROGRAM_BYTES = 1 << 20
 
 
 def cache_violation(trial: Trial, facts: Facts = NO_FACTS) -> str:
@@ -43,8 +42,8 @@ def cache_violation(trial: Trial, facts: Facts = NO_FACTS) -> str:
             return f"not known to be {wanted}: memory could not be looked at"
         for number, share in enumerate(shares, 1):
             if not math.isclose(share, percent / 100, rel_tol=0, abs_tol=CACHED_WITHIN):
-                held = units.percent(share)
-                return f"not {wanted}: {held} of the data was in memory before epoch {number}"
+                measured = units.percent(share)
+                return f"not {wanted}: {measured} of the data was in memory before epoch {number}"
         missing = sum(1 - share for share in shares)
         if from_device is not None and from_device < COLD_MIN_DEVICE_SHARE * missing:
             came, lacked = units.percent(from_device / missing), "of what memory lacked"

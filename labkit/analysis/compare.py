@@ -17,8 +17,6 @@ from statistics import fmean, stdev
 from typing import TypeVar
 
 from labkit.analysis.statistics import (
-    ALPHA,
-    DELTA,
     detectable_share,
     equivalence_p_value,
     holm,
@@ -27,14 +25,12 @@ from labkit.analysis.statistics import (
     paired_interval,
     ratio_interval,
 )
+from labkit.analysis.thresholds import ALPHA, DELTA, MAX_AA_DIFFERENCE
 from labkit.settings import MIN_JUDGED_BLOCKS
 
 K = TypeVar("K", bound=Hashable)
 LogTimes = Mapping[int, float]  # block -> ln of seconds
 
-# How much the baseline's two runs may differ.  Their mean is the denominator, so a difference of b
-# moves it by b/2: DELTA/2 between the two moves a normalized time by 0.75 %.
-MAX_AA_DIFFERENCE = DELTA / 2
 UNSTABLE = "machine unstable"
 NO_DIFFERENCE = "no practical difference"
 REAL_BUT_SMALL = "real but small"
@@ -42,7 +38,7 @@ REAL_BUT_SMALL = "real but small"
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """How the time of one variant compares with that of another; None is unknown.
+    """The time of one variant compared with that of another; None is unknown.
 
     >>> import math
     >>> half = Comparison(log_ratios=(math.log(0.4), math.log(0.625)))
@@ -60,7 +56,7 @@ class Comparison:
 
     @property
     def blocks(self) -> int:
-        """How many blocks have both."""
+        """Number of blocks that have both variants."""
         return len(self.log_ratios)
 
     @property
@@ -112,7 +108,7 @@ class Comparison:
 
     @property
     def p_value(self) -> float:
-        """Of the test against "no difference"; takes two blocks."""
+        """P-value of the test against "no difference"; needs two blocks."""
         return p_value(self.log_ratios)
 
 

@@ -18,14 +18,14 @@ from labkit.steady_rate import SteadyRate, arrivals_of, steady_rate
 
 @dataclass(frozen=True, kw_only=True)
 class Averages:
-    """What a variant's trials come to; None is unknown.
+    """Averages of a variant's trials; None is unknown.
 
     Rates and shares are sums over sums, so that a long epoch counts more; times are geometric
     means.  A share that one epoch does not know is unknown.
     """
 
     trials: tuple[AnyTrial, ...] = field(default=(), repr=False)
-    """Those that count; a baseline has two in each block."""
+    """The trials that count; a baseline has two in each block."""
 
     @cached_property
     def of_epochs(self) -> tuple[Trial, ...]:
@@ -39,7 +39,7 @@ class Averages:
 
     @cached_property
     def labels(self) -> dict[str, str]:
-        """What tells their work from that of others; values in which they differ, joined."""
+        """Labels that describe the trials' work; where trials differ, their values are joined."""
         values: dict[str, dict[str, None]] = {}
         for trial in self.trials:
             for name, label in trial.labels.items():
@@ -48,7 +48,7 @@ class Averages:
 
     @property
     def cache(self) -> str:
-        """The label of their cache state: "cold", "warm", "50 % cached", or ""."""
+        """Cache state of the trials: "cold", "warm", "50 % cached", or ""."""
         return self.labels.get("cache", "")
 
     # --- times
@@ -60,7 +60,7 @@ class Averages:
 
     @cached_property
     def log_times(self) -> dict[int, float]:
-        """Block -> ln of a trial's seconds, what `compare` pairs; of two trials their mean."""
+        """Block -> ln of a trial's seconds, or the mean of two trials; `compare` pairs them."""
         return _by_block((trial.block, trial.time_s) for trial in self.trials)
 
     @cached_property
@@ -71,7 +71,7 @@ class Averages:
 
     @property
     def time_s(self) -> float | None:
-        """Geometric mean of a trial's epochs added up."""
+        """Geometric mean over trials of the sum of their epochs' seconds."""
         return _geometric_mean(trial.time_s for trial in self.trials)
 
     @property
@@ -102,12 +102,12 @@ class Averages:
 
     @property
     def steady_images_per_s(self) -> float | None:
-        """Images per second over whole rounds of workers, all trials; see `labkit.steady_rate`."""
+        """Images per second over whole rounds of workers; see `labkit.steady_rate`."""
         return self._steady.images_per_s
 
     @property
     def steady_reason(self) -> str:
-        """Why there is no steady rate."""
+        """The reason why there is no steady rate."""
         return self._steady.reason
 
     @cached_property
@@ -170,7 +170,7 @@ class Averages:
 
     @property
     def wait_p99_s(self) -> float | None:
-        """What one step in a hundred waits longer than."""
+        """99th percentile over all steps of the host's wait for a batch."""
         return self._wait_quantile_s(0.99)
 
     @cached_property
@@ -214,27 +214,27 @@ class Averages:
 
     @property
     def peak_pss_bytes(self) -> int | None:
-        """Proportional memory of the training process and its workers, the largest seen."""
+        """Largest proportional memory of the training process and its workers."""
         return _largest_known(trial.peak_pss_bytes for trial in self.of_epochs)
 
     @property
     def peak_shm_bytes(self) -> int | None:
-        """Of /dev/shm, the most seen."""
+        """Largest memory in use in /dev/shm."""
         return _largest_known(trial.peak_shm_bytes for trial in self.of_epochs)
 
     @property
     def gpu_memory_bytes(self) -> int | None:
-        """Of the whole GPU, by whatever program; the most seen."""
+        """Largest memory in use on the whole GPU, by all programs."""
         return _largest_known(trial.gpu_memory_bytes for trial in self.of_epochs)
 
     @property
     def gpu_allocated_bytes(self) -> int | None:
-        """What torch's tensors held of it at most."""
+        """Largest memory of torch's tensors on the GPU."""
         return _largest_known(trial.gpu_allocated_bytes for trial in self.of_epochs)
 
     @property
     def gpu_reserved_bytes(self) -> int | None:
-        """What torch's allocator had taken of it at most: the rest of it is cache."""
+        """Largest memory that torch's allocator reserved on the GPU, its cache included."""
         return _largest_known(trial.gpu_reserved_bytes for trial in self.of_epochs)
 
     # --- files
@@ -265,9 +265,9 @@ class EpochBar:
     mean_s: float
     """Geometric mean over trials."""
     all_s: tuple[float, ...]
-    """Of every trial."""
+    """Seconds of every trial."""
     startup_s: float = 0.0
-    """Mean of what starting up takes of an epoch, however many images it has."""
+    """Mean start-up time of an epoch, which does not depend on the number of images."""
 
 
 def epoch_bars(row: Averages) -> tuple[EpochBar, ...]:
@@ -296,19 +296,19 @@ def _epoch_bar(name: str, trials: Sequence[Sequence[Epoch]]) -> EpochBar:
 
 def _steady_rate(trials: Sequence[Trial]) -> SteadyRate:
     """Return the steady rate of a variant's trials, of several ranks together."""
-    its = trials[0].settings
+    settings = trials[0].settings
     return steady_rate(
         [
             (_arrivals_s(epoch), epoch.images / epoch.steps if epoch.steps else 0.0)
             for trial in trials
             for epoch in trial.epochs
         ],
-        workers=(its.get("num_workers") or 0) // (its.get("ranks") or 1),
+        workers=(settings.get("num_workers") or 0) // (settings.get("ranks") or 1),
     )
 
 
 def _arrivals_s(epoch: Epoch) -> Sequence[float] | None:
-    """Return when an epoch's batches arrived; None for rows of schema 2, which do not tell.
+    """Return when an epoch's batches arrived; None for rows of schema 2, which lack it.
 
     Rows of schemas 3 to 5 have every wait, and the sum of what lies between the waits.
     """

@@ -19,55 +19,35 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from labkit.analysis.cache_state import other_cache
+from labkit.analysis.thresholds import (
+    LOSS_TOLERANCE,
+    MAX_FIRST_LOSS_DIFFERENCE,
+    MAX_LOSS_DIFFERENCE,
+    MAX_LOSS_DIFFERENCE_OTHER_PIXELS,
+    MAX_MEAN_DIFFERENCE_SCALED_DECODING,
+    SAME_NUMBERS_TOLERANCE,
+    SAME_NUMBERS_TOLERANCE_SHARE,
+)
 from labkit.contracts import RESIZED_TOLERANCE, ArraySpec
 from labkit.records import AnyTrial, Facts, RunInfo, Trial
 from labkit.settings import Settings
 
-# Decoders may differ by a few grey levels where chroma is upsampled; one level is 1/57 there.
-DECODED_TOLERANCE_LEVELS = 3.0
-# Images that were scaled before they were stored are filtered twice: 3 levels apart on average, 4
-# compressed again (measured at 256 px); another image, or red in place of blue, tens.
-SCALED_TOLERANCE_LEVELS = 8.0
-# A scaled decode averages what the linear filter of four pixels leaves out: up to 8.8 levels apart
-# in a batch of 8 from 64 px on; red in place of blue 14.9 and more (1,000 photographs, measured).
-SCALED_DECODING_TOLERANCE_LEVELS = 12.0
-# Pillow and OpenCV weigh the pixels of a shrunk crop differently: up to 2.3 levels apart in a batch
-# of 8 from 64 px on, 4.0 in a single image; red in place of blue 14.0 and more, the other half of
-# the flips 31 (240 photographs, measured).
-AVERAGED_TOLERANCE_LEVELS = 6.0
-
-# What one decoder and preprocessor make is the same number for number, whoever delivers it
-# (measured); this is room for sums in another order.
-SAME_NUMBERS = 1e-4
-NEXT_TO_NOTHING = 1e-6  # shares of it mean nothing
-# GPUs add in any order, and other decoders' pixels move a loss of 20 steps by 2 % (measured).
-MAX_LOSS_DIFFERENCE = 0.05
-MAX_LOSS_DIFFERENCE_OTHER_PIXELS = 0.10
-# From the same weights, bfloat16 moves a loss by 0.2 % and channels_last by nothing (measured); 40
-# steps later the classifier's losses are anywhere, as training magnifies what was rounded.
-MAX_FIRST_LOSS_DIFFERENCE = 0.02
-LEARNT_LOSS = 0.001  # likewise next to nothing, where losses are not the same number for number
-# A plane's mean moves by 0.008 from OpenCV's to Pillow's resizing, which drops fractions of a grey
-# level (measured); noise moves it by 0.1 and more, red in place of blue mostly by 0.05 and more.
-MAX_MEAN_DIFFERENCE_OTHER_PIXELS = RESIZED_TOLERANCE
-# A scaled decode moves that of a single image of 64 px by up to 0.022, of a batch of 8 by 0.006
-# (1,000 photographs, measured).
-MAX_MEAN_DIFFERENCE_SCALED_DECODING = 0.04
 # Entries of a finished batch that come from the boxes alone.
 NOT_OF_PIXELS = ("heatmap", "size_wh", "offset_xy", "cell", "mask", "label")
 SAME_DATA = ("ranks", "images", "input_px", "epochs", "seed", "shuffle")
 SAME_PIXELS = ("decoder", "preprocessor", "storage_format")
-# Loaders that preprocess by themselves round in ways of their own.
-SAME_PIXELS_OUTSIDE = (*SAME_PIXELS, "loader")
-SAME_ROUNDING = ("precision", "memory_format")
-SAME_SUMS = ("device", "torch_threads", "loss")
 # Settings on which the rate of a real device with the model alone depends.
 STEP = (
     "step", "gpu_slowdown", "loss", "precision", "memory_format", "input_px", "batch_size",
     "ranks", "exchange",
 )  # fmt: skip
 # What a training loop does beside its steps: setting -> its value where it does nothing.
-BESIDE = {"checkpoint_every": 0, "report_every": 0, "metrics": "none", "progress_bar": "none"}
+NO_EXTRA_WORK = {
+    "checkpoint_every": 0,
+    "report_every": 0,
+    "metrics": "none",
+    "progress_bar": "none",
+}
 
 
 def is_floor(facts: Facts, baseline: Facts) -> bool:
@@ -99,7 +79,7 @@ def other_work(info: RunInfo, variant: str, baseline: str) -> str:
 def _does_more(settings: Settings, baseline: Settings) -> bool:
     return any(
         getattr(settings, name) != nothing == getattr(baseline, name)
-        for name, nothing in BESIDE.items()
+        for name, nothing in NO_EXTRA_WORK.items()
     )
 
 
@@ -125,27 +105,27 @@ def difference(
     for name, spec in specs.items():
         # Image by image: a batch that fits into memory must not fail for want of its comparison.
         largest, mean = _apart(zip(batch[name], reference[name]))
-        allowed, found, rule = spec.tolerance, largest, "at most"
+        allowed, value, rule = spec.tolerance, largest, "at most"
         if name == "image" and levels is not None:
             # 0.224 is the smallest standard deviation that images are normalized by.
-            allowed, found, rule = levels / 255 / 0.224, mean, "on average at most"
-        if not found <= allowed:  # nor where it is no number
-            return f"{name} must differ from the baseline's by {rule} {allowed:g}, got {found:g}"
+            allowed, value, rule = levels / 255 / 0.224, mean, "on average at most"
+        if not value <= allowed:  # nor where it is no number
+            return f"{name} must differ from the baseline's by {rule} {allowed:g}, got {value:g}"
     return ""
 
 
 def _apart(pairs: Iterable[tuple[np.ndarray, np.ndarray]]) -> tuple[float, float]:
-    """Find how far rows of equal size are apart: at most, and on average."""
-    found = [(0.0, 0.0)]
+    """Return the largest and the mean difference of rows of equal size."""
+    differences = [(0.0, 0.0)]
     for a, b in pairs:
         apart = np.abs(a.astype(np.float64) - b.astype(np.float64))
-        found.append((apart.max(initial=0.0), apart.mean() if apart.size else 0.0))
-    largest, means = np.array(found).T
-    return float(largest.max()), float(means.sum() / max(1, len(found) - 1))
+        differences.append((apart.max(initial=0.0), apart.mean() if apart.size else 0.0))
+    largest, means = np.array(differences).T
+    return float(largest.max()), float(means.sum() / max(1, len(differences) - 1))
 
 
 def unequal_work(info: RunInfo, trials: Sequence[AnyTrial]) -> dict[str, str]:
-    """Find variants that did not do the baseline's work to the end, by what they recorded of it.
+    """Find variants whose records show that they did not do all of the baseline's work.
 
     Args:
         info: of the run.
@@ -161,7 +141,7 @@ def unequal_work(info: RunInfo, trials: Sequence[AnyTrial]) -> dict[str, str]:
         return {}
     if base.loss is not None and not math.isfinite(base.loss):
         return {base.variant: f"its last loss must be a number, got {base.loss}"}
-    found: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     for trial in done:
         is_same_size = _are_same(trial, base, ("batch_size",))
         # Earlier versions recorded whole batches only, and of other sizes these hold other images.
@@ -172,8 +152,8 @@ def unequal_work(info: RunInfo, trials: Sequence[AnyTrial]) -> dict[str, str]:
             if _is_same_data(trial, base, facts, base_facts):
                 apart = _other_work(trial, base, facts, base_facts, is_same_size=is_same_size)
             if apart:
-                found[trial.variant] = f"not the same work as {base.variant}: {apart}"
-    return found
+                reasons[trial.variant] = f"not the same work as {base.variant}: {apart}"
+    return reasons
 
 
 def _other_work(
@@ -181,7 +161,8 @@ def _other_work(
 ) -> str:
     """Compare the last batches, and the losses of batches of the same size."""
     is_outside = facts.loads_outside or base_facts.loads_outside
-    same_pixels = _are_same(trial, base, SAME_PIXELS_OUTSIDE if is_outside else SAME_PIXELS)
+    # Loaders that preprocess by themselves round in ways of their own.
+    same_pixels = _are_same(trial, base, (*SAME_PIXELS, "loader") if is_outside else SAME_PIXELS)
     is_scaled = facts.decodes_scaled or base_facts.decodes_scaled
     apart = _other_batches(trial, base, same_pixels, is_scaled=is_scaled)
     if not apart and is_same_size:
@@ -191,7 +172,10 @@ def _other_work(
 
 def _other_batches(trial: Trial, base: Trial, same_pixels: bool, *, is_scaled: bool) -> str:
     """Compare the last batch of every epoch: its images, and the means of its entries."""
-    floor = NEXT_TO_NOTHING if same_pixels else MAX_MEAN_DIFFERENCE_OTHER_PIXELS
+    # A plane's mean moves by 0.008 from OpenCV's to Pillow's resizing, which drops fractions of a
+    # grey level (measured); noise moves it by 0.1 and more, red in place of blue mostly by 0.05 and
+    # more.
+    floor = SAME_NUMBERS_TOLERANCE if same_pixels else RESIZED_TOLERANCE
     if is_scaled and not _are_same(trial, base, ("decoder",)):
         floor = MAX_MEAN_DIFFERENCE_SCALED_DECODING
     for number, (epoch, wanted) in enumerate(zip(trial.epochs, base.epochs), 1):
@@ -207,7 +191,10 @@ def _other_batches(trial: Trial, base: Trial, same_pixels: bool, *, is_scaled: b
                 continue
             pairs = list(zip(_planes(name, means[name]), _planes(name, wanted_means[name])))
             for (what, mean), (_, wanted_mean) in pairs:
-                most = max(SAME_NUMBERS * abs(wanted_mean), floor if of_pixels else NEXT_TO_NOTHING)
+                most = max(
+                    SAME_NUMBERS_TOLERANCE_SHARE * abs(wanted_mean),
+                    floor if of_pixels else SAME_NUMBERS_TOLERANCE,
+                )
                 if not abs(mean - wanted_mean) <= most:  # nor where one is no number
                     return (
                         f"the mean of {what} in {batch} must be within {most:.2g} of "
@@ -227,13 +214,13 @@ def _other_loss(trial: Trial, base: Trial, same_pixels: bool, *, on_cpu: bool) -
     """Compare the last losses of the same training."""
     if None in (trial.loss, base.loss) or not _are_same(trial, base, ("step", "exchange")):
         return ""
-    if not _are_same(trial, base, (*SAME_ROUNDING, "gpu_slowdown")):
+    if not _are_same(trial, base, ("precision", "memory_format", "gpu_slowdown")):
         return _other_first_loss(trial, base, same_pixels)
-    most, floor = MAX_LOSS_DIFFERENCE, LEARNT_LOSS
+    most, floor = MAX_LOSS_DIFFERENCE, LOSS_TOLERANCE
     if not same_pixels:
         most = MAX_LOSS_DIFFERENCE_OTHER_PIXELS
-    elif on_cpu and _are_same(trial, base, SAME_SUMS):
-        most, floor = SAME_NUMBERS, NEXT_TO_NOTHING
+    elif on_cpu and _are_same(trial, base, ("device", "torch_threads", "loss")):
+        most, floor = SAME_NUMBERS_TOLERANCE_SHARE, SAME_NUMBERS_TOLERANCE
     if math.isclose(trial.loss, base.loss, rel_tol=most, abs_tol=floor):
         return ""
     return f"the last loss must be within {100 * most:g} % of {base.loss:.6g}, got {trial.loss:.6g}"
@@ -246,7 +233,7 @@ def _other_first_loss(trial: Trial, base: Trial, same_pixels: bool) -> str:
     first, wanted, most = trial.first_loss, base.first_loss, MAX_FIRST_LOSS_DIFFERENCE
     if not same_pixels:
         most = MAX_LOSS_DIFFERENCE_OTHER_PIXELS
-    if None in (first, wanted) or math.isclose(first, wanted, rel_tol=most, abs_tol=LEARNT_LOSS):
+    if None in (first, wanted) or math.isclose(first, wanted, rel_tol=most, abs_tol=LOSS_TOLERANCE):
         return ""
     return f"the first loss must be within {100 * most:g} % of {wanted:.6g}, got {first:.6g}"
 

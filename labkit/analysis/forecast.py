@@ -14,18 +14,16 @@ from statistics import fmean
 
 from labkit import units
 from labkit.analysis.equal_work import is_floor
-from labkit.analysis.statistics import ALPHA, detectable_share
+from labkit.analysis.statistics import detectable_share
 from labkit.analysis.summary import Summary
+from labkit.analysis.thresholds import ALPHA
 from labkit.records import Facts
 from labkit.settings import MODES, Settings
-
-# Starting the process, bringing about the cache state and measuring it: 0.05 to 0.2 s on two cores.
-TRIAL_OVERHEAD_S = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """What is known of a run before it starts; None is unknown."""
+    """Duration and precision of a run before it starts; None is unknown."""
 
     trials: int
     total_s: float | None
@@ -37,14 +35,14 @@ class Forecast:
     """Smallest effect that is detected with 80 % power, as a share."""
 
     def __str__(self) -> str:
-        said = "Reads all images, however many there are."
+        sentence = "Reads all images, however many there are."
         if self.total_s is not None:
             known = "About" if self.timed else "At least"
-            said = f"{known} {units.whole_seconds(self.total_s)}."
+            sentence = f"{known} {units.whole_seconds(self.total_s)}."
         if self.mde is None:
-            return f"{said} The smallest detectable effect is known after the first run."
+            return f"{sentence} The smallest detectable effect is known after the first run."
         detected = units.whole_percent(math.ceil(100 * self.mde) / 100)
-        return f"{said} Detects differences of {detected} or more."
+        return f"{sentence} Detects differences of {detected} or more."
 
     __repr__ = __str__
 
@@ -91,7 +89,8 @@ def forecast(
         epochs_s = variants[baseline].epochs * (epoch_s or epoch_share * chosen.epoch_s)
         if times_s and epoch_s is None:
             epochs_s = fmean(times_s)
-        trial_s = epochs_s + TRIAL_OVERHEAD_S if epochs_s else None
+        # Starting a process, and making and checking the cache state, takes 0.05 to 0.2 s.
+        trial_s = epochs_s + 0.1 if epochs_s else None
     judged = [
         name
         for name in variants

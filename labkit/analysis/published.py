@@ -1,4 +1,4 @@
-"""Compare what was measured with what a document published, in words that have a direction.
+"""Compare a measured time with a document's, in words that have a direction.
 
     a published time ("0.661") or a direction ("faster") ─ agreement() ─▶ one of `WORDS`
     the words of many comparisons ─ answer() ─▶ one sentence
@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from labkit import units
 from labkit.analysis.compare import NO_DIFFERENCE, REAL_BUT_SMALL
 from labkit.analysis.rows import Row
-from labkit.analysis.statistics import DELTA
+from labkit.analysis.thresholds import DELTA
 
 MATCHES = "as published"
 SAVES_MORE = "saves more than published"
@@ -55,7 +55,7 @@ def agreement(
     verdict: str,
     baseline: Row | None = None,
 ) -> str:
-    """Compare a judged result with what a document says of it.
+    """Compare a judged result with that of a document.
 
     Args:
         expected: the document's normalized time, or the verdict that it predicts: faster, slower,
@@ -65,7 +65,7 @@ def agreement(
         high: upper end.
         verdict: what the run says of the variant.
         baseline: what the times are divided by; with it, a published time that faster loading
-            cannot reach on this machine is said to be out of reach.
+            cannot reach on this machine counts as out of reach.
 
     Returns:
         One of `WORDS`.

@@ -23,7 +23,7 @@ ALONE = "loading alone"
 
 @dataclass(frozen=True, kw_only=True)
 class Speed:
-    """What was measured of a pipeline at one speed of the device, or of its loading alone.
+    """The speed of a pipeline at one speed of the device, or of loading alone.
 
     Rates are steady ones, over whole rounds of workers: in short epochs, starting and ending the
     workers would take a visible part of the time.
@@ -49,7 +49,7 @@ class Pipeline:
     loading: Speed | None
     """Loading alone; None where it was not measured."""
     on_device: bool
-    """A part of its preprocessing is the device's."""
+    """Whether the device does a part of the preprocessing."""
 
     def ideal_images_per_s(self, device_images_per_s: float) -> float | None:
         """Return the rate if loading and the device overlapped in full; None if not known.
@@ -71,12 +71,12 @@ class Pipeline:
 def pipelines(summary: Summary) -> tuple[Pipeline, ...]:
     """Return the measured pipelines of a roofline's run, the baseline first."""
     load_rate = summary.calibration.load_images_per_s
-    found: dict[str, list[Speed]] = {}
+    speeds_by_name: dict[str, list[Speed]] = {}
     for row in summary.rows if load_rate else ():
         device = math.inf if row.group == ALONE else row.device_images_per_s
         if row.steady_rates and device:
-            found.setdefault(row.name, []).append(_speed(row, device))
-    return tuple(_pipeline(summary, name, speeds) for name, speeds in found.items())
+            speeds_by_name.setdefault(row.name, []).append(_speed(row, device))
+    return tuple(_pipeline(summary, name, speeds) for name, speeds in speeds_by_name.items())
 
 
 def steady_speed(row: Row) -> float | None:
@@ -89,7 +89,7 @@ def published_takes(summary: Summary) -> dict[str, str]:
     """Return how fast a loader and a GPU each published time needs, in words by variant."""
     alone = {row.name: row for row in summary.rows if row.group == ALONE}
     base = next((row for row in alone.values() if row.is_baseline), None)
-    found = {}
+    sentences = {}
     for name, row in alone.items() if base else ():
         compared = summary.compare([(row, base)], steady=True).get((row.variant, base.variant))
         if compared is None or row.published is None or row.published >= 1:
@@ -97,11 +97,11 @@ def published_takes(summary: Summary) -> dict[str, str]:
         here, times = f"{1 / compared.ratio:.2f}", f"{1 / row.published:.2f} times as fast"
         if compared.low is not None:
             here += f" {units.interval(1 / compared.high, 1 / compared.low)}"
-        found[name] = (
+        sentences[name] = (
             f"{units.normalized(row.published)} ({name}) takes a loader at least {times}, "
             f"here {here}, and a GPU at least {times} as the loader"
         )
-    return found
+    return sentences
 
 
 def _pipeline(summary: Summary, name: str, speeds: Sequence[Speed]) -> Pipeline:

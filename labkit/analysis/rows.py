@@ -41,22 +41,22 @@ class Row(Averages):
 
     variant: str
     group: str = ""
-    """What it is compared within; empty where all variants compare."""
+    """The group in which the variant is compared; empty where a run has no groups."""
     status: str
     """ok, skipped, failed, cancelled, or missing (no complete block)."""
     reason: str = ""
     is_baseline: bool = False
-    """Whether the others of its group are divided by it."""
+    """Whether the other variants of the group are divided by this one."""
     compared: Comparison = NOTHING
     """With its group's baseline; of a baseline, each of its runs with the mean of their block."""
     disturbed: tuple[tuple[int, float], ...] = ()
     """Block and ratio of its trials in disturbed blocks that are left out of the verdict."""
     left_out: int = 0
-    """Trials that do not count, as their cache state is not what their label says."""
+    """Trials that do not count because their cache state is not that of their label."""
     published: float | None = None
     """The normalized time that the document reported."""
     hardware: tuple[Hardware, ...] = ()
-    """All that its trials used; without a device where nothing is trained."""
+    """The hardware that the trials used; without a device where nothing is trained."""
     device_images_per_s: float | None = None
     """The device's rate with the model alone."""
     load_images_per_s: float | None = None
@@ -71,7 +71,7 @@ class Row(Averages):
 
     @property
     def normalized_time(self) -> float | None:
-        """Geometric mean over blocks of its time over the baseline's; lower is better."""
+        """Geometric mean over blocks of the variant's time ÷ the baseline's; lower is better."""
         return (1.0 if self.trials else None) if self.is_baseline else self.compared.ratio
 
     @property
@@ -185,12 +185,12 @@ def _beside_the_device(info: RunInfo, rows: Sequence[Row]) -> list[Row]:
     bases = {row.group: row for row in rows if row.is_baseline}
     own_rate, load_alone = calibration.device_images_per_s, calibration.load_images_per_s
     is_trained = not info.facts_of(info.baseline).trains_nothing
-    found = []
+    completed = []
     for row in rows:
         base = bases[row.group]
-        settings, own = info.variants[base.variant], _devices(base)
-        its, x = info.variants[row.variant], info.x_of(row.variant)
-        facts, device = info.facts_of(row.variant), own_rate and own_rate / its.gpu_slowdown
+        base_settings, own = info.variants[base.variant], _devices(base)
+        settings, x = info.variants[row.variant], info.x_of(row.variant)
+        facts, device = info.facts_of(row.variant), own_rate and own_rate / settings.gpu_slowdown
         if not is_trained:  # on no device
             row = replace(row, hardware=tuple(h for h in row.hardware if h.kind != "device"))
         elif x and facts.is_simulated:
@@ -202,16 +202,16 @@ def _beside_the_device(info: RunInfo, rows: Sequence[Row]) -> list[Row]:
             and _devices(row) == own
             and (
                 facts.is_simulated
-                or all(getattr(its, name) == getattr(settings, name) for name in STEP)
+                or all(getattr(settings, name) == getattr(base_settings, name) for name in STEP)
             )
         ):
             # Without workers, loading stops while the step is waited for.
             is_loaded = not info.facts_of(base.variant).leaves_out
-            is_loaded_beside = settings.num_workers and is_loaded
+            is_loaded_beside = base_settings.num_workers and is_loaded
             load = base.steady_images_per_s if is_loaded_beside else None
             row = _at_speed(row, device, load)
-        found.append(row)
-    return found
+        completed.append(row)
+    return completed
 
 
 def _devices(row: Row) -> set[Hardware]:

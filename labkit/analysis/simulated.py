@@ -1,4 +1,4 @@
-"""What a run simulated in place of real hardware."""
+"""The hardware that a run simulated."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ from labkit import units
 from labkit.analysis.summary import Row, Summary
 from labkit.records import Hardware
 
-MAX_NAMES = 4  # variants named in one line; more are counted
-
 
 def describe_rate(rate: Mapping[str, Any]) -> str:
-    """Return what a stand-in delivered: "41.0 of 81.0 files/s random with 8 readers"."""
+    """Return what simulated hardware delivered: "41.0 of 81.0 files/s random with 8 readers"."""
     wanted = rate["requested_per_s"]
     measured = units.delivered(rate["delivered_per_s"], wanted, rate["unit"])
     readers = f" with {units.count(rate['readers'], 'reader')}" if rate["readers"] else ""
@@ -89,4 +87,5 @@ def beside_the_loader(rows: Sequence[Row]) -> str:
 
 def _names(rows: Sequence[Row]) -> str:
     names = dict.fromkeys(row.name for row in rows)  # once for all groups
-    return f"{len(names)} variants" if len(names) > MAX_NAMES else "; ".join(names)
+    # A line has room for four names; more are counted.
+    return f"{len(names)} variants" if len(names) > 4 else "; ".join(names)

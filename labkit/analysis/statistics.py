@@ -12,11 +12,7 @@ import math
 from collections.abc import Sequence
 from statistics import NormalDist, fmean, quantiles, stdev
 
-ALPHA = 0.05
-# The smallest practical difference; fixed before any run.
-DELTA = 0.03
-POWER = 0.8
-OUTER_FENCE = 3.0  # Tukey: beyond 3 interquartile ranges is "far out"
+from labkit.analysis.thresholds import ALPHA, DELTA, OUTER_FENCE, POWER
 
 
 def t_cdf(t: float, df: int) -> float:

@@ -38,7 +38,7 @@ class Summary:
 
     @property
     def question(self) -> str:
-        """What the experiment asks."""
+        """The question of the experiment."""
         return self.info.question or self.info.experiment
 
     @property
@@ -58,7 +58,7 @@ class Summary:
 
     @property
     def calibration(self) -> Calibration:
-        """What was measured before the trials."""
+        """The rates that were measured before the trials."""
         return self.info.calibration or Calibration()
 
     @property
@@ -99,7 +99,7 @@ class Summary:
 
     @property
     def labels(self) -> dict[str, str]:
-        """What all measured rows have in common."""
+        """The labels that all measured rows have in common."""
         return in_common([row.labels for row in self.rows if row.labels])
 
     @property
@@ -119,7 +119,7 @@ class Summary:
         return next((row.x for row in self.rows if row.variant == self.baseline), None)
 
     def facts(self, variant: str) -> Facts:
-        """Return what of a variant's parts counts where it is compared."""
+        """Return the facts about a variant's parts that matter when it is compared."""
         return self.info.facts_of(variant)
 
     def is_floor(self, variant: str) -> bool:
@@ -128,14 +128,14 @@ class Summary:
 
     def groups(self) -> dict[str, tuple[Row, ...]]:
         """Return the rows of each group, in their order."""
-        found: dict[str, list[Row]] = {}
+        rows_by_group: dict[str, list[Row]] = {}
         for row in self.rows:
-            found.setdefault(row.group, []).append(row)
-        return {group: tuple(rows) for group, rows in found.items()}
+            rows_by_group.setdefault(row.group, []).append(row)
+        return {group: tuple(rows) for group, rows in rows_by_group.items()}
 
     @property
     def at_speeds(self) -> dict[float, Summary]:
-        """What was measured at each speed of the device, the slowest first; empty of others.
+        """A summary for each speed of the device, the slowest first; empty without several speeds.
 
         x, the device's rate ÷ the baseline's loading rate -> a summary with its own baseline.
         """
@@ -144,11 +144,11 @@ class Summary:
         speeds = {row.group: self.info.x_of(row.variant) for row in self.rows}
         if None in speeds.values():
             return {}
-        found = {
+        by_speed = {
             speeds[group]: replace(self, rows=rows, baseline=self.baselines[group], baselines={})
             for group, rows in self.groups().items()
         }
-        return dict(sorted(found.items()))
+        return dict(sorted(by_speed.items()))
 
     @property
     def comparisons(self) -> tuple[Summary, ...]:
@@ -185,7 +185,7 @@ class Summary:
         )
 
     def records(self) -> list[dict[str, Any]]:
-        """Return every number of every row, in seconds, bytes and shares, as JSON can hold it."""
+        """Return every number of every row for JSON, in seconds, bytes and shares."""
         return [
             {
                 **{name: getattr(row, name) for name in COLUMNS},

@@ -4,9 +4,9 @@
 
 A trial whose cache state is not what its label says is left out (`cache_state`).  A block in which
 the machine was disturbed (EVIDENCE 1: steal, other programs, swapping) is marked with the reason
-and the variant.  It is left out where enough other blocks remain for verdicts; otherwise it counts,
-and there are no verdicts.  Nothing here looks at a time: dropping rows after seeing the times could
-make any result.  Variants that did other work than the baseline are found in `equal_work`.
+and the variant.  It is left out where enough other blocks remain for verdicts; if too few remain,
+it counts, and there are no verdicts.  Nothing here looks at a time: dropping rows after seeing the
+times could make any result.  `equal_work` detects variants that did other work than the baseline.
 """
 
 from __future__ import annotations
@@ -18,28 +18,24 @@ from typing import Any, TypeVar
 
 from labkit import units
 from labkit.analysis.cache_state import cache_violation
+from labkit.analysis.thresholds import (
+    MAX_OTHER_GPU_SHARE,
+    MAX_OTHER_SHARE,
+    MAX_STEAL_SHARE,
+    MIN_JUDGED_S,
+    MIN_OTHER_CORES,
+    MIN_SWAPPING_TRIALS,
+)
 from labkit.records import AnyTrial, RunInfo, Trial
 from labkit.settings import MIN_JUDGED_BLOCKS, MODES
 
 T = TypeVar("T")
-# EVIDENCE 1, "Estimator": the only reasons for which a block is left out.
-MAX_STEAL_SHARE = 0.02
-# Of the machine's cores, other programs may take a tenth: with more, they compete for cores, caches
-# and memory.  A fifth of a core is what a quiet desktop takes.
-MAX_OTHER_SHARE, MIN_OTHER_CORES = 0.1, 0.2
 SWAPPED_PAGES = ("swapped_in_pages", "swapped_out_pages")
-# Trials in which a variant has to swap, beside most of its trials, for swapping to be its own.
-MIN_SWAPPING_TRIALS = 3
-# Of the GPU; a desktop draws its windows with it.
-MAX_OTHER_GPU_SHARE = 0.05
-# The kernel counts in hundredths of a second: of a block, trials shorter than this are judged
-# together.
-MIN_JUDGED_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class ValidTrials:
-    """What of a run's trials counts."""
+    """The trials of a run that count, and those that are left out."""
 
     base_runs: dict[str, dict[int, list[AnyTrial]]]
     """Group -> block -> its baseline's runs (A1, A2); only blocks in which these are complete."""
@@ -67,7 +63,7 @@ class ValidTrials:
 
     @property
     def undisturbed(self) -> set[int]:
-        """The blocks that verdicts may rest on."""
+        """The blocks from which verdicts may be computed."""
         return self.blocks - self.disturbed.keys()
 
     def trials_of(self, variant: str, group: str) -> tuple[AnyTrial, ...]:
@@ -140,8 +136,8 @@ def _choose(
     runs: Mapping[str, Mapping[int, T]], is_wanted: Callable[[int], bool]
 ) -> dict[str, dict[int, T]]:
     return {
-        name: {block: run for block, run in found.items() if is_wanted(block)}
-        for name, found in runs.items()
+        name: {block: run for block, run in by_block.items() if is_wanted(block)}
+        for name, by_block in runs.items()
     }
 
 
@@ -188,7 +184,7 @@ def disturbed_blocks(trials: Iterable[AnyTrial], cores: int) -> dict[int, str]:
     """
     trials = list(trials)
     own = swapping_variants(trials)
-    found: dict[int, dict[str, str]] = {}
+    reasons: dict[int, dict[str, str]] = {}
     short: dict[int, list[AnyTrial]] = {}
     for trial in trials:
         if trial.variant in own:
@@ -197,17 +193,17 @@ def disturbed_blocks(trials: Iterable[AnyTrial], cores: int) -> dict[int, str]:
         if trial.disturbance.get("duration_s", math.inf) < MIN_JUDGED_S:
             short.setdefault(trial.block, []).append(trial)
         elif why := why_disturbed(trial.disturbance, cores):
-            found.setdefault(trial.block, {}).setdefault(trial.variant, why)
+            reasons.setdefault(trial.block, {}).setdefault(trial.variant, why)
     for block, together in short.items():
         if why := why_disturbed(_joined([trial.disturbance for trial in together]), cores):
             # The variants whose own logs show it are named.
             names = dict.fromkeys(
                 trial.variant for trial in together if why_disturbed(trial.disturbance, cores)
             )
-            found.setdefault(block, {}).setdefault(", ".join(names), why)
+            reasons.setdefault(block, {}).setdefault(", ".join(names), why)
     return {
-        block: ", ".join(f"{name}: {why}" if name else why for name, why in found[block].items())
-        for block in sorted(found)
+        block: ", ".join(f"{name}: {why}" if name else why for name, why in reasons[block].items())
+        for block in sorted(reasons)
     }
 
 
@@ -219,12 +215,12 @@ def swapping_variants(trials: Iterable[AnyTrial]) -> dict[str, str]:
     swapped: dict[str, list[bool]] = {}
     for trial in trials:
         swapped.setdefault(trial.variant, []).append(_swapped_pages(trial.disturbance) > 0)
-    found = {
+    swapping = {
         name: f"swapped in {sum(times)} of {len(times)} trials"
         for name, times in swapped.items()
         if sum(times) >= MIN_SWAPPING_TRIALS and 2 * sum(times) > len(times)
     }
-    return found if len(found) < len(swapped) else {}
+    return swapping if len(swapping) < len(swapped) else {}
 
 
 def _swapped_pages(log: Mapping[str, Any]) -> int:
@@ -244,7 +240,7 @@ def _joined(logs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def why_disturbed(log: Mapping[str, Any], cores: int) -> str:
-    """Return what kept the machine from being a trial's own; empty where nothing did.
+    """Return what disturbed the machine during a trial; empty where nothing did.
 
     What could not be watched is no reason, see `unwatched`.
 
@@ -266,7 +262,7 @@ def why_disturbed(log: Mapping[str, Any], cores: int) -> str:
     return ""
 
 
-# What a log may hold as None -> what could not be watched then.
+# Entry of a log that may be None -> what could not be watched then.
 WATCHED = {
     "steal_share": "CPU time stolen by other machines",
     "other_cores": "other programs",
@@ -276,7 +272,7 @@ WATCHED = {
 
 
 def unwatched(trials: Iterable[AnyTrial]) -> list[str]:
-    """List what no block could be called disturbed for, as it could not be watched."""
+    """List the disturbances that could not be watched."""
     logs = [trial.disturbance for trial in trials if trial.status == "ok"]
     return [
         words for name, words in WATCHED.items() if any(log.get(name, 0) is None for log in logs)

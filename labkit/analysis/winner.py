@@ -30,7 +30,7 @@ def winner(summary: Summary, among: Collection[str] | None = None) -> Row | None
     return min(faster, key=lambda row: row.normalized_time, default=None)
 
 
-def passed_over(summary: Summary) -> dict[str, str]:
+def reasons_against_others(summary: Summary) -> dict[str, str]:
     """Return the variants that took less time than the winner, each with why it is not the winner.
 
     Floors are left out: nobody expects them to win.

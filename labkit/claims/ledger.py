@@ -37,8 +37,8 @@ from labkit.analysis.published import (
 from labkit.analysis.roofline import published_takes
 from labkit.analysis.rows import Row
 from labkit.analysis.simulated import beside_the_loader, simulated, simulated_hardware
-from labkit.analysis.statistics import DELTA
 from labkit.analysis.summary import Summary
+from labkit.analysis.thresholds import DELTA
 from labkit.experiments.device_speeds import SUFFIX
 from labkit.machine import gpu, hardware
 from labkit.records import RunInfo

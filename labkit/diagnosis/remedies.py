@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from labkit import units
-from labkit.analysis.statistics import DELTA
+from labkit.analysis.thresholds import DELTA
 from labkit.diagnosis.loaders import DEFAULT_PREFETCH_FACTOR, OneThread, arguments_of, line_of
 from labkit.diagnosis.predict import (
     BYTES,

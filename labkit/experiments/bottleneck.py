@@ -9,9 +9,7 @@ from labkit.runs.experiment import Variants, as_experiment, full_only
 from labkit.settings import Settings, change_all
 
 # Bottlenecks that are known beforehand.
-LOADING, COMPUTING, LOSS = "loading", "computing", "loss in loops"
-# With one worker this alone is twice a step of the simulated GPU, on however many cores.
-JITTER_MS = 6
+LOADING, COMPUTING = "loading", "computing"
 
 
 @as_experiment(
@@ -31,7 +29,8 @@ def bottlenecks(base: Settings) -> Variants:
         loop_alone(base),  # a step as short as a fast GPU's
         cache="warm",  # nothing is late but what is meant to be
         preprocessor="on_device",  # has boxes, which the loss loops over
-        jitter_ms=base.jitter_ms or JITTER_MS,
+        # With one worker 6 ms alone are twice a step of the simulated GPU, on any number of cores.
+        jitter_ms=base.jitter_ms or 6,
         num_workers=1 if base.num_workers is None else base.num_workers,
         pin_memory=bool(base.pin_memory),  # a copy from ordinary memory waits for the device
         sync_every=1,
@@ -40,7 +39,8 @@ def bottlenecks(base: Settings) -> Variants:
     known = {
         LOADING: replace(base, loader="torch"),
         COMPUTING: base,
-        LOSS: replace(base, loss="loops"),  # a tenth of a second a step: quick mode leaves it out
+        # A step takes a tenth of a second: quick mode leaves it out.
+        "loss in loops": replace(base, loss="loops"),
     }
     every = known | change_all(known, "{}, not synchronized", sync_every=0)
     quick = {

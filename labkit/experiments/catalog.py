@@ -61,7 +61,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "packing": {"storage": "hdd", "cache": "cold"},
 }
 # Medium -> its model, for machines without a hard disk, real or throttled.
-MODELS = {
+MODELLED_STORAGES = {
     "hdd": "modelled_hdd",
     "throttled": "modelled_hdd",
     "ssd": "modelled_ssd",
@@ -76,10 +76,10 @@ def build(name: str, protocol: str, settings: Mapping[str, Any]) -> Experiment:
     if "storage" in settings:  # the cache is that of the own one
         own = {name: value for name, value in own.items() if name not in ("storage", "cache")}
     base = with_settings(document_base(), {**own, **settings})
-    found = pick(CATALOG, name, "experiment")(base)
+    experiment = pick(CATALOG, name, "experiment")(base)
     pick(dict.fromkeys(PROTOCOLS), protocol, "protocol")
     if protocol == AS_PUBLISHED:
-        if not found.as_published:
+        if not experiment.as_published:
             known = " and ".join(name for name in CATALOG if CATALOG[name](base).as_published)
             raise ValueError(
                 f"protocol must be {CORRECTED!r} for {name}, got {protocol!r}; "
@@ -87,14 +87,14 @@ def build(name: str, protocol: str, settings: Mapping[str, Any]) -> Experiment:
             )
         figures = {
             label: variant.published
-            for label, variant in found.variants.items()
-            if variant.published is not None and label in found.as_published
+            for label, variant in experiment.variants.items()
+            if variant.published is not None and label in experiment.as_published
         }
-        in_order = published_by(figures, found.as_published)
-        found = replace(found, variants=in_order, protocol=protocol)
-    found = _on_this_machine(found, settings.get("storage", ""))
-    _check_kept(found, settings)
-    return found
+        in_order = published_by(figures, experiment.as_published)
+        experiment = replace(experiment, variants=in_order, protocol=protocol)
+    experiment = _on_this_machine(experiment, settings.get("storage", ""))
+    _check_kept(experiment, settings)
+    return experiment
 
 
 def document_base() -> Settings:
@@ -127,36 +127,38 @@ def hard_disk() -> tuple[str, str]:
     return "throttled", f"{missing}: a disk that the kernel slows down stands in for it"
 
 
-def _on_this_machine(found: Experiment, storage: str) -> Experiment:
+def _on_this_machine(experiment: Experiment, storage: str) -> Experiment:
     """Replace the media that this machine lacks, unless the user asked for them."""
-    if storage == "hdd" or all(its.storage != "hdd" for its in found.settings.values()):
-        return found
+    if storage == "hdd" or all(
+        settings.storage != "hdd" for settings in experiment.settings.values()
+    ):
+        return experiment
     # Asking for the modelled hard disk is asking for all media to be modelled.
-    disk, note = (storage, "") if storage == MODELS["hdd"] else hard_disk()
+    disk, note = (storage, "") if storage == MODELLED_STORAGES["hdd"] else hard_disk()
     if disk == "hdd":
-        return found
+        return experiment
     if disk != "throttled":
-        return _on_media(found, MODELS, note)
+        return _on_media(experiment, MODELLED_STORAGES, note)
 
     def fallback(chosen: Experiment, why_not: str) -> Experiment:
         note = _model_note(_why_no_hard_disk(), why_not)
-        return _on_media(replace(chosen, notes=found.notes), MODELS, note)
+        return _on_media(replace(chosen, notes=experiment.notes), MODELLED_STORAGES, note)
 
-    return replace(_on_media(found, {"hdd": disk}, note), fallback=fallback)
+    return replace(_on_media(experiment, {"hdd": disk}, note), fallback=fallback)
 
 
-def _on_media(found: Experiment, names: Mapping[str, str], note: str) -> Experiment:
+def _on_media(experiment: Experiment, names: Mapping[str, str], note: str) -> Experiment:
     """Replace the storages of all variants by name, and add a note on it."""
 
     def on_medium(settings: Settings) -> Settings:
         storage, cache = names.get(settings.storage, settings.storage), settings.cache
         # A model's cache ends with its trial: what an earlier trial would have left is made.
-        is_left = storage in MODELS.values() and cache == "as found"
+        is_left = storage in MODELLED_STORAGES.values() and cache == "as found"
         return replace(settings, storage=storage, cache="warm" if is_left else cache)
 
     return replace(
-        found.change(on_medium),
-        notes=(*found.notes, note) if note else found.notes,
+        experiment.change(on_medium),
+        notes=(*experiment.notes, note) if note else experiment.notes,
     )
 
 
@@ -180,14 +182,14 @@ def _why_no_hard_disk() -> str:
     return ""
 
 
-def _check_kept(found: Experiment, changes: Mapping[str, Any]) -> None:
+def _check_kept(experiment: Experiment, changes: Mapping[str, Any]) -> None:
     """Refuse a setting that the experiment itself decides, instead of dropping it silently."""
     for name, value in changes.items():
-        measured = found.measured(in_full=False).values()
+        measured = experiment.measured(in_full=False).values()
         chosen = list(dict.fromkeys(getattr(one.settings, name) for one in measured))
-        is_model = name == "storage" and value == chosen[0] == MODELS["hdd"]
+        is_model = name == "storage" and value == chosen[0] == MODELLED_STORAGES["hdd"]
         if chosen != [value] and not is_model:
             raise ValueError(
-                f"{name} must be left out for {found.name}, which takes "
+                f"{name} must be left out for {experiment.name}, which takes "
                 f"{', '.join(map(str, chosen))}, got {value}"
             )

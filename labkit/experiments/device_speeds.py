@@ -92,11 +92,15 @@ def over_device_speeds(experiment: Experiment, cache: str | None = None) -> Expe
     wanted = with_settings(base, {"cache": cache or base.cache})
     facts = {label: gather_facts(vars(settings)) for label, settings in known.items()}
     base_facts = facts[experiment.baseline]
-    kept = {label: its for label, its in known.items() if not is_floor(facts[label], base_facts)}
+    kept = {
+        label: settings
+        for label, settings in known.items()
+        if not is_floor(facts[label], base_facts)
+    }
     # The baseline last, as the later of two that are alike stays.
     in_turn = sorted(kept, key=lambda label: label == experiment.baseline)
     alike = {replace(kept[label], persistent_workers=False): label for label in in_turn}
-    kept = {label: its for label, its in kept.items() if label in alike.values()}
+    kept = {label: settings for label, settings in kept.items() if label in alike.values()}
     name, about = f"{experiment.name}{SUFFIX}", experiment.name
     states = {str(settings.cache) for settings in kept.values()}
     if len(states) > 1:
@@ -119,11 +123,13 @@ def over_device_speeds(experiment: Experiment, cache: str | None = None) -> Expe
             "variants must be at least two for a roofline, which compares pipelines, got "
             f"{', '.join(kept) or 'none'}; choose more, or full mode"
         )
-    baseline = next((label for label, its in kept.items() if its == wanted), next(iter(kept)))
+    baseline = next(
+        (label for label, settings in kept.items() if settings == wanted), next(iter(kept))
+    )
     # The first variant of a group is its baseline.
     kept = change_all({baseline: kept[baseline], **kept}, device=device, epochs=1, gpu_slowdown=1)
     is_real = not find_part(DevicePart, device).is_simulated
-    steps = {label: [getattr(its, name) for name in STEP] for label, its in kept.items()}
+    steps = {label: [getattr(settings, name) for name in STEP] for label, settings in kept.items()}
     if is_real and (others := [label for label in kept if steps[label] != steps[baseline]]):
         raise ValueError(
             f"variants must train alike for a roofline on device {device}, whose speed is measured "

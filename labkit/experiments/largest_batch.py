@@ -20,28 +20,26 @@ from labkit.machine import gpu
 from labkit.resolve import complete_here
 from labkit.runs.active import single_run_lock
 from labkit.runs.experiment import Experiment
-from labkit.runs.largest_batch import MULTIPLE, Held
+from labkit.runs.largest_batch import BATCH_SIZE_MULTIPLE, PeakBytes
 from labkit.runs.process import Launcher
 from labkit.settings import Settings
 
 if TYPE_CHECKING:
     import pandas as pd
 
-TENTHS = (5, 9, 10)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Largest:
-    """What `largest_batch` found; shown as a table."""
+    """The result of `largest_batch`; shown as a table."""
 
     settings: Settings
-    """Complete, with the largest batch."""
-    tried: Mapping[int, Held | None]
+    """Complete settings with the largest batch."""
+    tried: Mapping[int, PeakBytes | None]
     """Batch size -> peak bytes allocated and reserved; None: it did not fit."""
     total_bytes: int
-    """The GPU's memory."""
+    """Bytes of the GPU's memory."""
     images: int
-    """How many there are: no batch is larger."""
+    """Number of images in the data: no batch is larger."""
 
     def experiment(self) -> Experiment:
         """Return an experiment that compares 50 %, 90 % and 100 % of the largest batch.
@@ -55,7 +53,7 @@ class Largest:
                 f"the largest batch must be at least 10 images, got {base.batch_size}; "
                 "choose a smaller input_px"
             )
-        sizes = {f"{10 * n} % of the largest": n * tenth for n in TENTHS}
+        sizes = {f"{10 * n} % of the largest": n * tenth for n in (5, 9, 10)}
         return Experiment(
             "batch_size_fill",
             question="Does a fuller GPU train faster?",
@@ -74,8 +72,8 @@ class Largest:
         import pandas as pd
 
         rows = {
-            size: (*(held or (None, None)), held and held[0] / self.total_bytes)
-            for size, held in self.tried.items()
+            size: (*(peak_bytes or (None, None)), peak_bytes and peak_bytes[0] / self.total_bytes)
+            for size, peak_bytes in self.tried.items()
         }
         columns = ["allocated_bytes", "reserved_bytes", "allocated_share"]
         table = pd.DataFrame.from_dict(rows, orient="index", columns=columns, dtype=float)
@@ -85,7 +83,7 @@ class Largest:
         """Return the largest batch in words."""
         size = self.settings.batch_size
         text = f"The largest batch that fits: {size} images."
-        if size + MULTIPLE > self.images:
+        if size + BATCH_SIZE_MULTIPLE > self.images:
             text += f" There are only {self.images} images: no larger batch was tried."
         return text
 
@@ -124,35 +122,35 @@ def largest_batch(
     # Nothing is read: the data says how many images there are.
     tried_on = replace(
         given,
-        images=None, batch_size=MULTIPLE, storage="here", cache="as found", packing="folder",
-        storage_format="jpeg", loader="torch", prefetcher="none",
+        images=None, batch_size=BATCH_SIZE_MULTIPLE, storage="here", cache="as found",
+        packing="folder", storage_format="jpeg", loader="torch", prefetcher="none",
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         with Launcher(Path(folder) / "worker.log", cancel) as launcher:
-            found = launcher.run("search_on_cuda", settings=tried_on)
-    return describe(given, found)
+            result = launcher.run("search_on_cuda", settings=tried_on)
+    return describe(given, result)
 
 
-def describe(settings: Settings, found: Mapping[str, Any]) -> Largest:
-    """Turn what `search_on_cuda` found into a `Largest`.
+def describe(settings: Settings, result: Mapping[str, Any]) -> Largest:
+    """Make a `Largest` of the result of `search_on_cuda`.
 
     Raises:
         ValueError: nothing fits.
     """
     tried = {
         size: None if allocated is None else (allocated, reserved)
-        for size, allocated, reserved in found["tried"]
+        for size, allocated, reserved in result["tried"]
     }
-    largest = max((size for size, held in tried.items() if held), default=0)
+    largest = max((size for size, peak_bytes in tried.items() if peak_bytes), default=0)
     if not largest:
         raise ValueError(
-            f"a batch of {MULTIPLE} must fit into the GPU's memory, got "
-            f"{min(tried, default=0)} that does not, of {found['images']} images; "
+            f"a batch of {BATCH_SIZE_MULTIPLE} must fit into the GPU's memory, got "
+            f"{min(tried, default=0)} that does not, of {result['images']} images; "
             "choose a smaller input_px, or more images"
         )
     return Largest(
         settings=replace(settings, batch_size=largest),
         tried=tried,
-        total_bytes=found["total_bytes"],
-        images=found["images"],
+        total_bytes=result["total_bytes"],
+        images=result["images"],
     )

@@ -10,13 +10,7 @@ from dataclasses import replace
 from labkit.runs.experiment import Variants, as_experiment, full_only
 from labkit.settings import Settings, change_all
 
-# What the documents name comes first; quick mode has time for these.
-DOCUMENTED = ("hdf5", "pth", "lmdb", "tfrecord")
-# The usual size of a classifier's input; most photographs are larger, so storing them so pays.
-OFFLINE_PX = 224
-# A file of a few KB each: seeking, opening and closing weigh most.
-THUMBNAIL_PX = 64
-# 1,000 km of fibre and routers, there and back, take about so long: Shenzhen to Chongqing.
+# A round trip over 1,000 km of fibre and routers takes about 20 ms: Shenzhen to Chongqing.
 FAR, FAR_WORKERS = "far_20ms_1000mbit", 8
 
 
@@ -34,7 +28,9 @@ def packing(base: Settings) -> Variants:
     """
     # What is read in order must lie in order: no holes between an epoch's images.
     base = replace(base, packing="folder", preprocessor="classification", subset="first")
-    quick = {"folder": base} | {name: replace(base, packing=name) for name in DOCUMENTED}
+    # Quick mode has time for the formats that the documents name.
+    documented = ("hdf5", "pth", "lmdb", "tfrecord")
+    quick = {"folder": base} | {name: replace(base, packing=name) for name in documented}
     raw = {"raw": replace(base, packing="raw")}
     page_by_page = {"lmdb, no readahead": replace(base, packing="lmdb_no_readahead")}
     every = {**quick, **raw}
@@ -57,7 +53,8 @@ def small_files(base: Settings) -> Variants:
     """
     base = replace(base, preprocessor="classification", subset="first", step="nothing")
     base = replace(base, packing="raw", storage_format="resized")
-    base = replace(base, input_px=base.input_px or THUMBNAIL_PX)
+    # Thumbnails have a few KB each, so seeking, opening and closing take most of the time.
+    base = replace(base, input_px=base.input_px or 64)
     variants = {"one packed file": base, "a file each": replace(base, packing="folder")}
     return variants | full_only(change_all(variants, "{}, warm", cache="warm"))
 
@@ -71,7 +68,8 @@ def offline(base: Settings) -> Variants:
 
     Source: [001] 2.1b.
     """
-    input_px = base.input_px or OFFLINE_PX
+    # The usual input of a classifier.  Most photographs are larger, so storing them so saves time.
+    input_px = base.input_px or 224
     base = replace(base, preprocessor="classification", input_px=input_px, subset="first")
     base = replace(base, packing="folder", storage_format="jpeg")
     variants = {

@@ -16,9 +16,8 @@ PUBLISHED = {
     "data_prefetcher": 0.891,
     "both": 0.897,
 }
-# prefetch_generator keeps one batch, and its thread holds another.
-THREAD_BATCHES = 2
-# Preprocessor -> the one that does its work on the device; "on_device" for all detectors'.
+# Preprocessor -> the preprocessor that does the same work on the device; all detectors' have
+# "on_device".
 FINISHED_ON_DEVICE = {
     "classification": "classification_on_device",
     "classification_on_device": "classification_on_device",
@@ -62,7 +61,8 @@ def prefetching_in_depth(base: Settings) -> Variants:
     Source: [004] 2.1 and experiment 1, and its critics.
     """
     count = max(2, hardware.cores() // 2)  # what an unset num_workers is
-    deep = base.prefetch_factor + -(-THREAD_BATCHES // count)
+    # prefetch_generator keeps two batches: one in its queue and one in its thread.
+    deep = base.prefetch_factor + -(-2 // count)
     pinned = replace(base, num_workers=count, prefetcher="none", pin_memory=True)
     alone = replace(pinned, num_workers=0)
     thread, side = "prefetch_generator", "data_prefetcher"

@@ -11,9 +11,6 @@ from labkit.settings import Settings
 
 # Normalized times that [004] reported: the bar labels of its charts (DOCUMENTS 0.1).
 PUBLISHED = {"original": 1.000, "simplified": 0.661}
-# COCO has 80 classes, ImageNet 1,000.
-LABEL_NAMES = (10, 100, 1_000, 10_000)
-CONFIGURATION_KB = (10, 1_000)
 
 
 @as_experiment(
@@ -41,9 +38,10 @@ def lookups(base: Settings) -> Experiment:
 
     Source: [001] 2.1.
     """
-    sizes = {f"label among {n:,} names": ("label", {"names": n}) for n in LABEL_NAMES}
+    names = (10, 100, 1_000, 10_000)  # COCO has 80 classes, ImageNet 1,000
+    sizes = {f"label among {n:,} names": ("label", {"names": n}) for n in names}
     sizes |= {
-        f"configuration of {n:,} KB": ("configuration", {"kilobytes": n}) for n in CONFIGURATION_KB
+        f"configuration of {n:,} KB": ("configuration", {"kilobytes": n}) for n in (10, 1_000)
     }
     return timed_alone(
         base,

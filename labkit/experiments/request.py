@@ -1,4 +1,4 @@
-"""What a user asked for: the one object that form, command line, notebook and `run.json` share.
+"""A user's request: the object that form, command line, notebook and `run.json` share.
 
 form, command line, notebook ──▶ Request ── build() ──▶ Experiment ── run() ──▶ run.json
 run.json ── Request.read() ──▶ command_line(), python_code()
@@ -28,22 +28,22 @@ RENAMED = {
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """An experiment, and what is to be different from its definition."""
+    """An experiment, and the changes of its definition."""
 
     experiment: str | Experiment | None
     """A key of `CATALOG`, or the user's own; None: the user's own, of a run read from disk."""
     mode: str = "quick"
     blocks: int | None = None
-    """Repetitions; unset: the mode's."""
+    """Number of blocks; unset: the mode's."""
     protocol: str = CORRECTED
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Settings for all variants."""
     variants: tuple[str, ...] = ()
-    """Labels of those that take part; none: all."""
+    """Labels of the variants to run; empty: all."""
     baseline: str | None = None
-    """Unset: the experiment's."""
+    """Label of the baseline; unset: the experiment's."""
     roofline: bool = False
-    """Over several speeds of the device, instead of at one."""
+    """Whether to measure at several speeds of the device."""
 
     @classmethod
     def of(cls, experiment: Experiment | str) -> Request:
@@ -128,7 +128,7 @@ class Request:
                 )
 
     def command_line(self, results: str | None = None) -> str:
-        """Return what the user would type to run it again.
+        """Return the command that runs the request again.
 
         Args:
             results: folder that takes the run folder.
@@ -158,7 +158,7 @@ class Request:
         return shlex.join(words)
 
     def python_code(self, results: str | None = None) -> str:
-        """Return the same as `command_line` for a notebook; the arguments are the same.
+        """Return the Python call for a notebook; arguments as of `command_line`.
 
         Returns:
             Lines that end in ``run = …``; of an experiment of the user's own without its
@@ -233,7 +233,7 @@ def choose(
 
 
 def _trains_on_calibrated(experiment: Experiment) -> bool:
-    """Return whether a simulated GPU trains, of which the user has not said how fast it is."""
+    """Return whether the device is a simulated GPU whose speed the user has not set."""
     baseline = experiment.settings[experiment.baseline]
     is_simulated = baseline.is_on_simulated_gpu or (
         baseline.device is None and not gpu.cuda().works
@@ -259,6 +259,6 @@ def _kept(experiment: Experiment, variants: tuple[str, ...], baseline: str | Non
 
 
 def _arguments(named: Mapping[str, Any], *positional: object) -> str:
-    said = [repr(value) for value in positional]
-    said += [f"{name}={value!r}" for name, value in named.items() if value is not None]
-    return ", ".join(said)
+    arguments = [repr(value) for value in positional]
+    arguments += [f"{name}={value!r}" for name, value in named.items() if value is not None]
+    return ", ".join(arguments)

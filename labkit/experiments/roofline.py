@@ -11,8 +11,6 @@ from labkit.machine import hardware
 from labkit.runs.experiment import Experiment
 from labkit.settings import Settings
 
-TEXTBOOK_PX = 224  # side of the input in most tutorials
-
 
 def textbook(base: Settings) -> Experiment:
     """Compare PyTorch's ImageNet example with faster parts, each added to the last.
@@ -26,7 +24,7 @@ def textbook(base: Settings) -> Experiment:
         base,
         cache="warm",
         num_workers=hardware.cores() if base.num_workers is None else base.num_workers,
-        input_px=base.input_px or TEXTBOOK_PX,
+        input_px=base.input_px or 224,  # as in most tutorials
         gpu_images_per_s=base.gpu_images_per_s or "resnet50_a100",
     )
     pillow = replace(base, decoder="pillow", preprocessor="classification_crop_pillow")

@@ -14,15 +14,8 @@ from labkit.records import XAxis
 from labkit.runs.experiment import Variants, as_experiment, full_only
 from labkit.settings import IN_THREAD, Settings, change_all
 
-# A CPU trains so slowly that only a few small images make epochs of about a second.
-CPU_PX, CPU_BATCH_SIZE = 64, 4
-# Loops over the boxes take some hundredths of a second for each image.
-LOOPS_BATCH_SIZE = 2
-# Short steps, as on a fast GPU: the shorter the step, the more a stall costs.
-BATCH_SIZE = 8
-EVERY = (1, 10, 100)
-# A server in the local network answers in a few milliseconds, a distant one in some tens.
-NEAR, FAR = "http_5ms", "http_50ms"
+STEP_INTERVALS = (1, 10, 100)
+NEAR = "http_5ms"  # a server in the local network answers in a few milliseconds
 
 
 @as_experiment(
@@ -35,7 +28,8 @@ def loss(base: Settings) -> Variants:
 
     Source: [001] 4.1.
     """
-    base = replace(base, batch_size=base.batch_size or LOOPS_BATCH_SIZE, epochs=1)
+    # Loops over the boxes take some hundredths of a second for each image.
+    base = replace(base, batch_size=base.batch_size or 2, epochs=1)
     variants = {
         "loops": replace(base, loss="loops"),
         "loops, looking each time": replace(base, loss="loops_sync"),
@@ -63,8 +57,9 @@ def precision(base: Settings) -> Variants:
             base,
             device="cpu",
             preprocessor="classification",
-            input_px=base.input_px or CPU_PX,
-            batch_size=base.batch_size or CPU_BATCH_SIZE,
+            # A CPU is slow: a few small images make epochs of about a second.
+            input_px=base.input_px or 64,
+            batch_size=base.batch_size or 4,
         )
     base = replace(base, precision="fp32", memory_format="contiguous")
     variants = {
@@ -125,13 +120,13 @@ def checkpoints(base: Settings) -> Variants:
     every = {
         f"every {_steps(n)}{how}": replace(base, checkpoint_every=n, checkpoint_writer=writer)
         for how, writer in by.items()
-        for n in EVERY
+        for n in STEP_INTERVALS
     }
     names = ("every 100 steps", "every 10 steps", "every 10 steps, in a thread")
     quick = {"never": base} | {name: every.pop(name) for name in names}
     in_memory = {
         f"every {_steps(n)}, to tmpfs": replace(base, checkpoint_every=n, checkpoint_to="tmpfs")
-        for n in EVERY
+        for n in STEP_INTERVALS
     }
     return quick | full_only({**every, **in_memory})
 
@@ -147,7 +142,10 @@ def logs(base: Settings) -> Variants:
     Source: [001] 5.1.
     """
     base = loop_alone(base)
-    printed = {f"every {_steps(n)}": replace(base, report_every=n, report_to="file") for n in EVERY}
+    printed = {
+        f"every {_steps(n)}": replace(base, report_every=n, report_to="file")
+        for n in STEP_INTERVALS
+    }
     unread = change_all(printed, "{}, without the loss", report_loss=False)
     shown = change_all(printed | unread, "{}, terminal", report_to="terminal")
     names = ("every step, without the loss",)
@@ -170,10 +168,13 @@ def metric_reports(base: Settings) -> Variants:
     Source: [001] 4.2.
     """
     base = loop_alone(base)
-    near = {f"every {_steps(n)}": replace(base, report_every=n, report_to=NEAR) for n in EVERY}
+    near = {
+        f"every {_steps(n)}": replace(base, report_every=n, report_to=NEAR) for n in STEP_INTERVALS
+    }
     others = change_all(near, "{}, without the loss", report_loss=False)
     others |= change_all(near, "{}, in the background", report_to=f"{NEAR}{IN_THREAD}")
-    others |= change_all(near, "{}, to a slower server", report_to=FAR)
+    # A distant server answers in some tens of milliseconds.
+    others |= change_all(near, "{}, to a slower server", report_to="http_50ms")
     names = ("every step, in the background",)
     return {"never": base} | near | {name: others.pop(name) for name in names} | full_only(others)
 
@@ -192,7 +193,7 @@ def evaluation(base: Settings) -> Variants:
     every = {
         f"{how}, every {_steps(n)}": replace(base, metrics=how, metrics_every=n)
         for how in ("loops", "vectorized")
-        for n in EVERY
+        for n in STEP_INTERVALS
     }
     names = ("loops, every step", "loops, every 10 steps", "vectorized, every step")
     return {"none": base} | {name: every.pop(name) for name in names} | full_only(every)
@@ -205,7 +206,8 @@ def loop_alone(base: Settings) -> Settings:
         cache="as found",  # nothing is read
         preprocessor="classification",
         loader="resident",
-        batch_size=base.batch_size or BATCH_SIZE,
+        # Short steps, as on a fast GPU: the shorter the step, the more a stall costs.
+        batch_size=base.batch_size or 8,
         gpu_images_per_s=base.gpu_images_per_s or "resnet50_a100",
         sync_every=0,
     )

@@ -1,9 +1,9 @@
 """Find the loader settings that are as fast as the fastest and take the least CPU time.
 
 Two runs measure the default and other settings in the same blocks: first other numbers of workers,
-then the other loader settings around the best of them.  Settings within 3 % of the fastest count as
-equally fast; of these the one with the fewest CPU seconds is chosen ([002] 3.3).  The second run
-measures the first one's best again: the best of many noisy numbers is biased.
+then the best of them with each of the other loader settings changed.  Settings within 3 % of the
+fastest count as equally fast; of these the one with the fewest CPU seconds is chosen ([002] 3.3).
+The second run measures the first one's best again: the best of many noisy numbers is biased.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from labkit import units
 from labkit.analysis.rows import Row
 from labkit.analysis.simulated import warnings
-from labkit.analysis.statistics import DELTA
+from labkit.analysis.thresholds import DELTA
 from labkit.contracts import Cancelled
 from labkit.machine import hardware
 from labkit.resolve import complete_here
@@ -34,29 +34,28 @@ if TYPE_CHECKING:
     import pandas as pd
 
 DEFAULT = "default"
-KNOBS = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers")
-# Quick blocks are off by some percent, in times and in CPU seconds: a smaller saving is no reason
-# to change the default.
-WORTH_CHANGING = 0.10
-BUDGET_S = 105.0  # and some seconds for processes to end
-FIRST_SHARE = 0.45  # of the time; the second round has more blocks
+LOADER_SETTINGS = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers")
 FIRST_BLOCKS, SECOND_BLOCKS = 2, 3
-# Two quick blocks tell settings apart that differ by more; what is closer is measured again.
-CLOSE = 0.10
+# Share of the default's CPU seconds that other settings must save to replace it: quick blocks are
+# off by some percent, in times and in CPU seconds.
+MIN_CPU_SAVING_SHARE = 0.10
+# Settings that take at most this share longer than the fastest are measured again: two quick blocks
+# distinguish larger differences only.
+MEASURE_AGAIN_SHARE = 0.10
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tuned:
-    """What `tune` found; shown as a table."""
+    """The result of `tune`; shown as a table."""
 
     settings: Settings
-    """The given ones, with the chosen loader settings."""
+    """The given settings with the chosen loader settings."""
     label: str
-    """What was chosen, as "num_workers=4"; or "default"."""
+    """The chosen loader settings, as "num_workers=4"; or "default"."""
     measured: Mapping[str, Row]
     """Every setting that was tried; the default first."""
     runs: tuple[StoredRun, ...]
-    """Where the numbers come from."""
+    """The two runs that measured the numbers."""
     is_whole: bool
     """Whether the budget was enough to try everything."""
 
@@ -70,10 +69,10 @@ class Tuned:
 
     def caption(self) -> str:
         """Return what was chosen, what it was measured on, and how."""
-        knobs = _knobs(self.settings)
+        options = _loader_settings(self.settings)
         verb = "Keep the default" if self.label == DEFAULT else f"Take {self.label}"
         lines = [
-            f"{verb}: " + ", ".join(f"{name}={value}" for name, value in knobs.items()) + ".",
+            f"{verb}: " + ", ".join(f"{name}={value}" for name, value in options.items()) + ".",
             *(f"{line}." for run in self.runs[:1] for line in warnings(run.summary)),
             f"The cheapest of those within {units.limit(DELTA)} of the fastest; numbers of "
             "quick mode, no verdict.",
@@ -93,7 +92,7 @@ def tune(
     settings: Settings | None = None,
     *,
     results: Path | str = "results",
-    budget_s: float = BUDGET_S,
+    budget_s: float = 105.0,  # processes take some more seconds to end
     cancel: threading.Event | None = None,
     progress: Progress | bool = True,
 ) -> Tuned:
@@ -118,10 +117,11 @@ def tune(
     complete = complete_here(given)
     if is_calibrated(complete):  # first: that may take a minute, and is no part of the budget
         device_of(complete, results, cancel=cancel, progress=progress is True)
-    default = replace(given, **_knobs(complete))
+    default = replace(given, **_loader_settings(complete))
     starts_s = time.monotonic()
     how = {"results": results, "progress": progress}
-    until = _Until(starts_s + budget_s * FIRST_SHARE, cancel)
+    # The first round takes less than half of the time: the second one has more blocks.
+    until = _Until(starts_s + budget_s * 0.45, cancel)
     tried = {DEFAULT: default, **worker_counts(default)}
     first = _round(tried, FIRST_BLOCKS, until, **how)
     measured = _measured(first)
@@ -132,13 +132,13 @@ def tune(
         )
     best = choose(measured)
     again = {label: tried[label] for label in (DEFAULT, *to_measure_again(measured, best))}
-    again |= _around(tried[best], best)
+    again |= _variations(tried[best], best)
     until = _Until(starts_s + budget_s, cancel)
     second = _round(again, SECOND_BLOCKS, until, **how)
     measured |= _measured(second)  # the later numbers of what was measured twice
     label = choose(measured)
     return Tuned(
-        settings=replace(given, **_knobs((tried | again)[label])),
+        settings=replace(given, **_loader_settings((tried | again)[label])),
         label=label,
         measured=measured,
         runs=(first, second),
@@ -158,7 +158,7 @@ def choose(measured: Mapping[str, Row]) -> str:
     cheapest = min(plateau, key=lambda label: plateau[label].cpu_s_per_1000_images)
     if DEFAULT in plateau:
         least = plateau[cheapest].cpu_s_per_1000_images
-        if least > (1 - WORTH_CHANGING) * plateau[DEFAULT].cpu_s_per_1000_images:
+        if least > (1 - MIN_CPU_SAVING_SHARE) * plateau[DEFAULT].cpu_s_per_1000_images:
             return DEFAULT
     return cheapest
 
@@ -170,7 +170,7 @@ def to_measure_again(measured: Mapping[str, Row], best: str) -> list[str]:
         measured: label -> numbers; "default" among them, which every round measures anyway.
         best: what `choose` returned.
     """
-    close = _close_to_fastest(measured, CLOSE)
+    close = _close_to_fastest(measured, MEASURE_AGAIN_SHARE)
     others = sorted(close.keys() - {DEFAULT, best}, key=lambda label: close[label].normalized_time)
     return [label for label in (best, *others[:1]) if label != DEFAULT]
 
@@ -191,7 +191,7 @@ def worker_counts(default: Settings) -> dict[str, Settings]:
     }
 
 
-def _around(best: Settings, label: str) -> dict[str, Settings]:
+def _variations(best: Settings, label: str) -> dict[str, Settings]:
     """Return the best settings with each of the other loader settings changed."""
     changes: list[dict[str, Any]] = []
     if best.loader.startswith("torch") and best.num_workers:
@@ -200,11 +200,11 @@ def _around(best: Settings, label: str) -> dict[str, Settings]:
         changes = [deep, kept, deep | kept]
     if best.device != "cpu":
         changes.append({"pin_memory": not best.pin_memory})
-    start, found = [] if label == DEFAULT else [label], {}
+    start, variants = [] if label == DEFAULT else [label], {}
     for change in changes:
         words = [f"{name}={value}" for name, value in change.items()]
-        found[", ".join([*start, *words])] = replace(best, **change)
-    return found
+        variants[", ".join([*start, *words])] = replace(best, **change)
+    return variants
 
 
 class _Until(threading.Event):
@@ -229,20 +229,20 @@ def _round(variants: Mapping[str, Settings], blocks: int, until: _Until, **how: 
         variants=variants,
         source="[002] 3.3: the least CPU use of those that load equally fast",
     )
-    found = run(experiment, "quick", blocks=blocks, cancel=until, **how)
+    stored = run(experiment, "quick", blocks=blocks, cancel=until, **how)
     if until.is_cancelled():
-        raise Cancelled(f"cancelled; {found.folder} holds what was measured")
-    return found
+        raise Cancelled(f"cancelled; {stored.folder} holds what was measured")
+    return stored
 
 
-def _measured(found: StoredRun) -> dict[str, Row]:
+def _measured(stored: StoredRun) -> dict[str, Row]:
     """Return the rows of the variants of which there are both numbers."""
     return {
         row.variant: row
-        for row in found.summary.rows
+        for row in stored.summary.rows
         if row.normalized_time is not None and row.cpu_s_per_1000_images is not None
     }
 
 
-def _knobs(settings: Settings) -> dict[str, Any]:
-    return {name: getattr(settings, name) for name in KNOBS}
+def _loader_settings(settings: Settings) -> dict[str, Any]:
+    return {name: getattr(settings, name) for name in LOADER_SETTINGS}

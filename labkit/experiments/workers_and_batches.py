@@ -14,15 +14,6 @@ from labkit.machine import hardware
 from labkit.runs.experiment import Variants, as_experiment, full_only
 from labkit.settings import Settings, change_all, vary
 
-# [002] writes "usually 8 or 12": so many are tried one by one, more only by doubling.
-EACH_UP_TO = 12
-# A queue that is never empty needs no depth: what is loaded ahead pays where reads are uneven.
-JITTER_MS = 40
-# They sleep most of the time, so there may be more of them than cores.  The others wait for
-# those that are late.
-WAITING_WORKERS = 4
-SHORT_EPOCHS, SHORT_EPOCH_IMAGES = 8, 64
-
 
 @as_experiment(
     "How many workers does the loader need?",
@@ -42,7 +33,8 @@ def workers(base: Settings) -> Variants:
     doubled = (n for n in (16, 32, 64, 128, 256) if n < 2 * cores)
     others = {
         units.count(n, "worker"): replace(base, num_workers=n)
-        for n in (*range(1, min(2 * cores, EACH_UP_TO) + 1), *doubled)
+        # [002] writes "usually 8 or 12": up to 12 are tried one by one, more only by doubling.
+        for n in (*range(1, min(2 * cores, 12) + 1), *doubled)
         if n not in by_rule.values()
     }
     few = {label: others.pop(label) for label in ("1 worker", "2 workers") if label in others}
@@ -60,10 +52,12 @@ def prefetch_factor(base: Settings) -> Variants:
 
     Source: [000], [001] 1.5.
     """
-    count = max(WAITING_WORKERS, hardware.cores() // 2)
+    # Workers sleep most of the time here, so four may be more than the cores.
+    count = max(4, hardware.cores() // 2)
     base = replace(
         base,
-        jitter_ms=base.jitter_ms or JITTER_MS,
+        # Loading ahead saves time only where reads are uneven and the queue is empty at times.
+        jitter_ms=base.jitter_ms or 40,
         num_workers=count if base.num_workers is None else base.num_workers,
     )
     return {
@@ -101,8 +95,8 @@ def short_epochs(base: Settings) -> Variants:
     """Compare the same in many short epochs, where starting workers takes the largest share."""
     base = replace(
         base,
-        epochs=max(base.epochs, SHORT_EPOCHS),
-        images=base.images or SHORT_EPOCH_IMAGES,
+        epochs=max(base.epochs, 8),
+        images=base.images or 64,
     )
     return persistent_workers(base).variants
 

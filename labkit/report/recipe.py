@@ -25,7 +25,7 @@ from labkit import units
 from labkit.analysis.roofline import ALONE
 from labkit.analysis.simulated import warnings
 from labkit.analysis.summary import Row, Summary
-from labkit.analysis.winner import passed_over, winner
+from labkit.analysis.winner import reasons_against_others, winner
 from labkit.files import write_whole
 from labkit.parts.decoding import Decoder
 from labkit.parts.packing import JPEG, PIXELS, RESIZED, SAMPLE
@@ -458,7 +458,7 @@ def _result(run: StoredRun, summary: Summary, row: Row, *, is_chosen: bool) -> I
     if is_baseline and is_chosen:
         yield "No variant is measurably faster than the baseline, so this is the baseline."
     if is_chosen:
-        for name, why in passed_over(summary).items():
+        for name, why in reasons_against_others(summary).items():
             yield f"Not {name!r}: {why}."
     if not is_baseline:
         was = vars(baseline)

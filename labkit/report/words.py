@@ -18,7 +18,7 @@ from labkit.analysis.roofline import Pipeline, pipelines, published_takes
 from labkit.analysis.rows import Row
 from labkit.analysis.simulated import beside_the_loader, describe_rate, simulated
 from labkit.analysis.summary import Summary
-from labkit.analysis.winner import passed_over, winner
+from labkit.analysis.winner import reasons_against_others, winner
 from labkit.experiments.device_speeds import SUFFIX
 from labkit.machine import hardware
 from labkit.parts.devices import FREE_LOADER_MIN_AU
@@ -150,7 +150,7 @@ def result(summary: Summary) -> list[str]:
         found = "; ".join(
             [
                 f"No variant is measurably faster than {base.name}",
-                *(f"{name}: {why}" for name, why in passed_over(summary).items()),
+                *(f"{name}: {why}" for name, why in reasons_against_others(summary).items()),
             ]
         )
     else:

@@ -29,7 +29,7 @@ _LOCK = threading.RLock()
 
 @contextmanager
 def single_run_lock() -> Iterator[None]:
-    """Let only one thread of this process measure at a time: two runs would disturb each other.
+    """Allow one thread of this process to measure at a time: two runs would disturb each other.
 
     Raises:
         RuntimeError: another thread measures.
@@ -137,7 +137,7 @@ class ActiveRun:
 
     @property
     def variants(self) -> Mapping[str, Settings]:
-        """Label -> settings, those that are dropped too."""
+        """Label -> settings, including dropped variants."""
         return self.info.variants
 
     @property
@@ -148,11 +148,15 @@ class ActiveRun:
     @property
     def remaining(self) -> dict[str, Settings]:
         """The variants that are still in the run."""
-        return {label: its for label, its in self.variants.items() if label not in self.dropped}
+        return {
+            label: settings
+            for label, settings in self.variants.items()
+            if label not in self.dropped
+        }
 
     @property
     def baseline_facts(self) -> Facts:
-        """What of the baseline's parts counts where it is compared."""
+        """Facts about the baseline's parts that matter when it is compared."""
         return self.info.facts_of(self.info.baseline)
 
     def parts(self, label: str) -> Resolved:
@@ -187,7 +191,7 @@ class ActiveRun:
             self.progress.say(line)
 
     def drop(self, planned: Planned | str, status: str, reason: str) -> None:
-        """Take a variant out of this run; its reason stays in the table.
+        """Remove a variant from this run; the reason stays in the table.
 
         Args:
             planned: the trial that it failed in, or its label.

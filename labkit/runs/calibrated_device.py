@@ -33,6 +33,7 @@ from labkit.resolve import complete_here, find_part, find_profile, open_data, or
 from labkit.runs.active import single_run_lock
 from labkit.runs.process import Launcher
 from labkit.runs.store import explain_unwritable, fits
+from labkit.runs.thresholds import LEAST_PROCESSES, MAX_HALF_INTERVAL_SHARE
 from labkit.settings import INPUT_PX, Settings
 from labkit.steady_rate import fewest_batches
 
@@ -46,9 +47,7 @@ REFERENCE = Settings(
 )  # fmt: skip
 REFERENCE_IMAGES = 512  # a second's worth on most machines; epochs are repeated on faster ones
 PROCESS_S = 1.0
-WITHIN = 0.03  # half the 95 % interval of the mean, as a share of it
 LONGEST_S = 60.0
-LEAST_PROCESSES = 5  # an interval of fewer is narrow by chance too often
 
 
 Ask = Callable[..., Any]
@@ -56,7 +55,7 @@ Ask = Callable[..., Any]
 
 @dataclass(frozen=True, kw_only=True)
 class CalibratedDevice:
-    """How fast the calibrated device trains, and what that was measured from."""
+    """The calibrated device's training rate, and the measurements behind it."""
 
     machine_id: str
     manifest_hash: str
@@ -69,7 +68,7 @@ class CalibratedDevice:
     high: float
     """The 95 % interval of that mean."""
     processes: int
-    """How many measured it, each for about a second."""
+    """Number of processes that measured it, each for about a second."""
     measured_utc: str
     reference: dict[str, Any]
     """Settings of the reference pipeline."""
@@ -77,7 +76,11 @@ class CalibratedDevice:
     def __str__(self) -> str:
         half = (self.high - self.low) / 2 / self.reference_images_per_s
         advice = "close other programs and measure it again: labkit calibrate"
-        why = f"; not within {units.limit(WITHIN)}, {advice}" if half > WITHIN else ""
+        why = (
+            f"; not within {units.limit(MAX_HALF_INTERVAL_SHARE)}, {advice}"
+            if half > MAX_HALF_INTERVAL_SHARE
+            else ""
+        )
         return (
             f"simulated GPU of {units.rate(self.device_images_per_s)} at {self.input_px} px: "
             f"{TIMES_THE_REFERENCE} × the reference's loading rate, "
@@ -119,7 +122,7 @@ def calibrate(
 
 
 def is_calibrated(settings: Settings) -> bool:
-    """Return whether complete settings use the calibrated device, whose speed they do not say."""
+    """Return whether complete settings use the calibrated device, so that they contain no speed."""
     is_simulated = find_part(DevicePart, settings.device).is_simulated
     return is_simulated and find_profile(settings).compute_s_per_image is None
 
@@ -236,7 +239,7 @@ def _reference_rates(
         total=LONGEST_S, desc="calibrating the simulated GPU", disable=not progress, bar_format=form
     ) as drawn:
         while len(rates) < LEAST_PROCESSES or (
-            time.monotonic() - began_s < LONGEST_S and _half_share(rates) > WITHIN
+            time.monotonic() - began_s < LONGEST_S and _half_share(rates) > MAX_HALF_INTERVAL_SHARE
         ):
             how = {"excluded": excluded, "seconds": PROCESS_S}
             rate, why_none = ask("measure_rate", settings=reference, **how)

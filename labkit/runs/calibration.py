@@ -1,7 +1,7 @@
 """Calibration: how fast the baseline is here, before anything is timed.
 
     the baseline's rate, with the step ─▶ how many images an epoch has, the same for all variants
-    its loading rate alone             ─▶ the devices that are told as multiples of that
+    its loading rate alone             ─▶ device speeds that are multiples of it
 
 A rate is taken over whole rounds of workers, from the last batch of the first round on; epochs with
 less than three rounds have none (`labkit.steady_rate`).
@@ -28,20 +28,13 @@ from labkit.runs.calibrated_device import FILE, device_of, is_calibrated, with_d
 from labkit.runs.check_images import check_images
 from labkit.runs.check_simulated import check_simulated_gpu
 from labkit.runs.process import TrialFailed
+from labkit.runs.thresholds import MAX_EPOCH_LENGTH_RATIO, SHORT_EPOCH_SHARE
 from labkit.runs.trial import open_trial, warm_up
 from labkit.settings import Mode, Settings
 from labkit.steady_rate import SteadyRate, fewest_batches, steady_rate
 
 CALIBRATION_S = 1.2  # long enough to choose how many images an epoch has
 LOADING_S = 2.4  # the speeds of a roofline are multiples of this rate
-# Very short epochs leave many steps out, and each starts its workers anew: then it ends sooner.
-LONGEST = 2  # times as long, in all
-GPU_RATE_S = 1.0
-STEPS_QUEUED = 8  # between two waits of the host for the device
-# Times the mode's length that an epoch may have, so that variants with many workers have a steady
-# rate: 3 × 8 batches of 8 images from a disk of 81 files/s take 2.4 s where quick mode has 1 s.
-LONGEST_FOR_RATE = 2.5
-SHORT_SHARE = 0.9  # epochs shorter than this share of the mode's are worth a note
 
 
 def calibrate_run(run: ActiveRun, epoch_share: float) -> None:
@@ -68,9 +61,9 @@ def calibrate_run(run: ActiveRun, epoch_share: float) -> None:
         trained_per_s, why_none = run.ask(
             "measure_rate", settings=tried, seconds=CALIBRATION_S, excluded=excluded
         )
-        # What several speeds, or several GPUs, are told by.
+        # The speeds of several simulated GPUs, and the rate of several ranks, depend on it.
         several = not facts.repeats_one_batch and any(
-            its.ranks > 1 for its in run.remaining.values()
+            settings.ranks > 1 for settings in run.remaining.values()
         )
         if run.info.tasks or several:
             loaded_per_s, why_unknown = run.ask(
@@ -95,7 +88,9 @@ def calibrate_run(run: ActiveRun, epoch_share: float) -> None:
         check_images(run, images + len(run.info.excluded))
     images = min(images, available - len(run.info.excluded))
     # All variants that run do equal work: a multiple of each one's batches.
-    multiple = math.lcm(*(its.batch_size * its.ranks for its in run.remaining.values()))
+    multiple = math.lcm(
+        *(settings.batch_size * settings.ranks for settings in run.remaining.values())
+    )
     images = max(images // multiple, 1) * multiple
     run.save(calibration=replace(calibration, images=images, images_per_s=rate))
     _note_short_epochs(run, mode)
@@ -143,10 +138,14 @@ def _epoch_images(run: ActiveRun, mode: Mode, images_per_s: float | None) -> int
     if baseline.images or not mode.epoch_s or images_per_s is None:  # too few images for a rate
         return baseline.images or available
     wanted = round(images_per_s * mode.epoch_s)
-    longest = max(wanted * LONGEST_FOR_RATE, 1)
+    longest = max(wanted * MAX_EPOCH_LENGTH_RATIO, 1)
     least = mode.min_steps * baseline.batch_size * baseline.ranks
-    for its in run.remaining.values():
-        steady = fewest_batches(its.num_workers // its.ranks) * its.batch_size * its.ranks
+    for settings in run.remaining.values():
+        steady = (
+            fewest_batches(settings.num_workers // settings.ranks)
+            * settings.batch_size
+            * settings.ranks
+        )
         if steady <= longest:
             least = max(least, steady)
     return min(max(least, wanted), available)
@@ -159,7 +158,7 @@ def _note_short_epochs(run: ActiveRun, mode: Mode) -> None:
     if steps < mode.min_steps:
         why = "as images is set" if run.baseline.images else "as there are no more images"
         run.note(f"epochs of {steps} steps, {why}: {mode.name} mode wants {mode.min_steps}")
-    if mode.judged and epoch_s and epoch_s < SHORT_SHARE * mode.epoch_s:
+    if mode.judged and epoch_s and epoch_s < SHORT_EPOCH_SHARE * mode.epoch_s:
         run.note(
             f"epochs of about {units.seconds(epoch_s)} where {mode.name} mode wants "
             f"{units.seconds(mode.epoch_s)}: shorter ones are noisier"
@@ -225,7 +224,9 @@ def time_arrivals(pipeline: Pipeline, clock: Clock, seconds: float) -> SteadyRat
     fewest, a_round = fewest_batches(settings.num_workers), max(settings.num_workers, 1)
     epochs: list[tuple[list[float], int]] = []
     counted_s, began_s = 0.0, clock.now()
-    while counted_s < seconds and (not epochs or clock.now() - began_s < LONGEST * seconds):
+    # Very short epochs leave many steps out, and each starts its workers anew: the measurement then
+    # ends after twice the time.
+    while counted_s < seconds and (not epochs or clock.now() - began_s < 2 * seconds):
         arrivals_s: list[float] = []
         batches = pipeline.batches(pipeline.loader, device)
         for batch in batches:
@@ -266,11 +267,12 @@ def gpu_rate(settings: Settings) -> float:
     gc.disable()  # as in trials
     device.synchronize()
     steps, start_s = 0, clock.now()
-    while (elapsed_s := clock.now() - start_s) < GPU_RATE_S:
-        for _ in range(STEPS_QUEUED):
+    queued_steps = 8  # between two waits of the host for the device
+    while (elapsed_s := clock.now() - start_s) < 1.0:
+        for _ in range(queued_steps):
             loss = pipeline.forward(batch)
             if step.backward is not None:
                 step.backward(loss)
         device.synchronize()
-        steps += STEPS_QUEUED
+        steps += queued_steps
     return steps * settings.batch_size / elapsed_s

@@ -13,12 +13,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from labkit import units
-from labkit.analysis.equal_work import (
+from labkit.analysis.equal_work import difference
+from labkit.analysis.thresholds import (
     AVERAGED_TOLERANCE_LEVELS,
     DECODED_TOLERANCE_LEVELS,
     SCALED_DECODING_TOLERANCE_LEVELS,
     SCALED_TOLERANCE_LEVELS,
-    difference,
 )
 from labkit.contracts import BATCHES, ArraySpec, Skip, check_batch
 from labkit.machine import hardware
@@ -76,7 +76,7 @@ def compare_work(
     first: dict[Settings, str] = {}  # label; other groups may have the same settings
     reference = None
     # Batches of different sizes begin with the same images in epochs of the same images.
-    images = math.lcm(*(its.batch_size for its in variants.values()))
+    images = math.lcm(*(settings.batch_size for settings in variants.values()))
     for label in sorted(variants, key=lambda label: label != baseline):  # the baseline first
         settings = variants[label]
         if (same := first.setdefault(settings, label)) != label:

@@ -83,7 +83,7 @@ def check_images(run: ActiveRun, stop: int | None = None) -> None:
 
 
 def _dependencies(info: RunInfo, settings: Settings) -> dict[str, object]:
-    """Return what it depends on whether an image can be read, beside which images and decoders."""
+    """Return the facts on which it depends whether an image can be read."""
     return {
         "check": "images",
         "data": info.data.manifest_hash,

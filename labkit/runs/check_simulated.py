@@ -1,7 +1,7 @@
 """Check that simulated hardware does what its label says.
 
-    check_storages_and_links   disks and networks deliver the rates that they stand for
-    check_simulated_gpu        it is busy all the time with a loader that costs nothing
+    check_storages_and_links   simulated disks and networks deliver the rates of their labels
+    check_simulated_gpu        the simulated GPU is always busy with a loader that costs nothing
 
 A simulated disk takes seconds to prove its rates, so they are kept (`kept_checks`).  All else is
 checked in every run.
@@ -30,32 +30,26 @@ from labkit.runs.active import ActiveRun
 from labkit.runs.kept_checks import KeptCheck, find_kept, hash_sources, keep
 from labkit.runs.process import TrialFailed, TrialKilled
 from labkit.runs.ranks import Ranks
+from labkit.runs.thresholds import GPU_TRIES, RATE_TRIES
 from labkit.runs.timing import time_epoch
 from labkit.settings import Settings
-
-RATE_TRIES = 3  # another program must not fail a disk with one moment's work
-RATE_S = 1.0  # each pattern of reads
-RATE_IMAGES = 512
-# Other programs can only make a try worse, so the best one shows what the simulation costs itself:
-# 0.03 % on two cores.
-GPU_TRIES = 10
-GPU_TRY_S = 0.3
-
 
 # --- disks and networks ---------------------------------------------------------------------
 
 
 def check_storages_and_links(run: ActiveRun) -> None:
-    """Let simulated disks and networks prove their rates, or drop their variants."""
+    """Measure the rates of simulated disks and networks; drop the variants of those that fail."""
     storages = dict(run.info.storages)
     for name, facts in run.info.storages.items():
-        labels = [label for label, its in run.remaining.items() if its.storage == name]
+        labels = [label for label, settings in run.remaining.items() if settings.storage == name]
         if labels and run.parts(labels[0]).storage.hardware.is_simulated:
             storages[name] = replace(facts, **vars(_prove_disk(run, name, labels, facts)))
     sharing: dict[str, list[str]] = {}  # link -> the variants that use it
-    for label, its in run.remaining.items():
-        if its.ranks > 1 and LINK.fullmatch(its.exchange):
-            sharing.setdefault(f"{its.exchange} between {its.ranks} ranks", []).append(label)
+    for label, settings in run.remaining.items():
+        if settings.ranks > 1 and LINK.fullmatch(settings.exchange):
+            sharing.setdefault(f"{settings.exchange} between {settings.ranks} ranks", []).append(
+                label
+            )
     links = {
         name: _prove_rates(run, "check_link", name, labels) for name, labels in sharing.items()
     }
@@ -110,7 +104,7 @@ def _prove_rates(run: ActiveRun, job: str, name: str, labels: Sequence[str]) -> 
 
 
 def check_rates(
-    settings: Settings, excluded: frozenset[int] = frozenset(), seconds: float = RATE_S
+    settings: Settings, excluded: frozenset[int] = frozenset(), seconds: float = 1.0
 ) -> list[dict[str, Any]]:
     """Measure what a simulated disk delivers; call it in a process of its own.
 
@@ -130,7 +124,7 @@ def check_rates(
     parts = resolve(settings)
     reader = parts.reader
     # The first ones: images that are not neighbours cannot be read in sequence.
-    ids = [i for i in range(min(len(reader), RATE_IMAGES)) if i not in excluded]
+    ids = [i for i in range(min(len(reader), 512)) if i not in excluded]
     readers = max(1, settings.num_workers)
     rates = parts.storage.measure(reader, ids, readers, settings.multiprocessing_context, seconds)
     return [rate.facts() for rate in rates]
@@ -161,7 +155,7 @@ def check_link(settings: Settings, excluded: frozenset[int] = frozenset()) -> li
 
 
 def check_simulated_gpu(run: ActiveRun, settings: Settings) -> dict[str, Any]:
-    """Let the simulated GPU prove that it does not slow a training loop down itself.
+    """Check that the simulated GPU itself does not slow a training loop down.
 
     It must be busy for `FREE_LOADER_MIN_AU` of the time with a loader that costs nothing, in one
     of `GPU_TRIES` tries.
@@ -194,7 +188,7 @@ def free_loader_utilization(settings: Settings) -> float:
     """Measure the simulated GPU with a loader that costs nothing (EVIDENCE 2, Accelerator).
 
     Returns:
-        Accelerator utilization, compute time over running time, in the best of the tries; what is
+        GPU utilization, compute time over running time, in the best of the tries; what is
         missing from 1 is the simulation's own.
     """
     import torch
@@ -205,7 +199,8 @@ def free_loader_utilization(settings: Settings) -> float:
     settings = replace(settings, loss=VECTORIZED, sync_every=0, pin_memory=True, ranks=1)
     pipeline = build(settings, clock)
     step_s = pipeline.parts.profile.compute_s_per_image * settings.batch_size
-    steps = max(1, round(GPU_TRY_S / step_s))
+    # A try takes 0.15 s.
+    steps = max(1, round(0.15 / step_s))
     empty = {"sample_id": torch.zeros(settings.batch_size, dtype=torch.int64)}
     time_epoch(replace(pipeline, loader=[empty]), clock)  # imports, once in a process
     gc.collect()

@@ -31,10 +31,10 @@ from labkit.runs.reads import save_read_counts
 from labkit.runs.schedule import Planned, next_trials
 from labkit.runs.speeds import check_speeds, trial_settings
 from labkit.runs.staging import stage
+from labkit.runs.thresholds import FAILURES_BEFORE_DROPPED
 
 # How long epochs should be, as a share of the mode's: a roofline has many trials.
 EPOCH_SHARE = {EPOCHS: 1.0, ROOFLINE: 0.5}
-FAILURES_BEFORE_DROPPED = 2
 
 
 def prepare_epochs(run: ActiveRun, cleanup: ExitStack) -> None:
@@ -131,7 +131,7 @@ def _say_disturbed(run: ActiveRun, trials: Sequence[AnyTrial]) -> None:
 
 
 def _put_off(trial: Planned, waiting: deque[Planned]) -> None:
-    """Run a trial again at the end of its block: what failed it may have passed by then."""
+    """Move a failed trial to the end of its block: the cause of the failure may be gone by then."""
     rest = [i for i, other in enumerate(waiting) if other.block == trial.block]
     waiting.insert(rest[-1] + 1 if rest else 0, trial)
 

@@ -23,7 +23,7 @@ class Variant:
 
     settings: Settings
     group: str = ""
-    """What it is compared within, as "decode, 640×480"; "" where one group has all.
+    """The group in which it is compared, as "decode, 640×480"; "" where there are no groups.
 
     The baseline of a group is the experiment's if that is in it, else the group's first."""
     task: Mapping[str, Any] = field(default_factory=dict)
@@ -57,15 +57,15 @@ class Experiment:
     variants: Mapping[str, Any]
     """Label -> `Variant`, in the order of the tables; settings alone become one."""
     baseline: str = ""
-    """The label that all others of its group are divided by; unset: the first variant's."""
+    """Label of the variant by whose time the others are divided; unset: the first variant."""
     kind: str = EPOCHS
-    """What a trial times, one of `labkit.records.KINDS`."""
+    """The kind of work that a trial times, one of `labkit.records.KINDS`."""
     source: str = ""
     """Document and section."""
     protocol: str = CORRECTED
     """"corrected", or "as in the document": each variant in its order, nothing repeated."""
     notes: tuple[str, ...] = ()
-    """Sentences about the machine that belong to every run, such as what stands in for what."""
+    """Sentences about the machine that belong to every run, such as what is simulated."""
     as_published: Mapping[str, Settings] = field(default_factory=dict)
     """Label -> settings in the document's own order; empty: it is not run that way."""
     at_several_speeds: bool = False
@@ -139,20 +139,20 @@ class Experiment:
         Args:
             labels: the variants that are measured.
         """
-        told: dict[str, Any] = {}
+        run_fields: dict[str, Any] = {}
         chosen = {label: self.variants[label] for label in labels}
         if self.has_tasks:
-            told["tasks"] = {label: dict(variant.task) for label, variant in chosen.items()}
+            run_fields["tasks"] = {label: dict(variant.task) for label, variant in chosen.items()}
         if self.has_groups:
             groups = {label: variant.group for label, variant in chosen.items()}
             firsts = {group: label for label, group in reversed(groups.items())}
             firsts[groups[self.baseline]] = self.baseline
             order = [variant.group for variant in self.variants.values()]
-            told |= {
+            run_fields |= {
                 "groups": groups,
                 "baselines": {group: firsts[group] for group in order if group in firsts},
             }
-        return told
+        return run_fields
 
 
 # What a function of the catalog returns: label -> settings, or a variant.
@@ -162,7 +162,7 @@ Variants = Mapping[str, Any]
 def as_experiment(
     question: str, **fields: Any
 ) -> Callable[[Callable[[Settings], Variants]], Callable[[Settings], Experiment]]:
-    """Turn a function that makes variants into one that makes an experiment of the same name.
+    """Make an experiment of the same name from a function that returns variants.
 
     Args:
         question: the experiment's.

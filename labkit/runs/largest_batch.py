@@ -20,12 +20,11 @@ from labkit.runs.reasons import is_out_of_gpu_memory
 from labkit.runs.trial import warm_up
 from labkit.settings import Settings
 
-MULTIPLE = 4  # [002]: a multiple of 2, better of 4
-# Peak bytes allocated and reserved.
-Held = tuple[int, int]
+BATCH_SIZE_MULTIPLE = 4  # [002]: a multiple of 2, better of 4
+PeakBytes = tuple[int, int]  # allocated, reserved
 
 
-def search(fits: Callable[[int], Held | None], most: int) -> dict[int, Held | None]:
+def search(fits: Callable[[int], PeakBytes | None], most: int) -> dict[int, PeakBytes | None]:
     """Find the largest size that fits, by doubling and then halving the gap.
 
     Args:
@@ -33,15 +32,15 @@ def search(fits: Callable[[int], Held | None], most: int) -> dict[int, Held | No
         most: the largest size worth trying.
 
     Returns:
-        Every size that was tried, ascending; all of them multiples of `MULTIPLE`.
+        Every size that was tried, ascending; all of them multiples of `BATCH_SIZE_MULTIPLE`.
     """
-    tried: dict[int, Held | None] = {}
-    low, high = 0, most // MULTIPLE + 1  # in multiples: low fits, high does not
+    tried: dict[int, PeakBytes | None] = {}
+    low, high = 0, most // BATCH_SIZE_MULTIPLE + 1  # in multiples: low fits, high does not
     step = 1
     while high - low > 1:
         middle = min(step, high - 1) if step else (low + high) // 2
-        tried[middle * MULTIPLE] = held = fits(middle * MULTIPLE)
-        if held is None:
+        tried[middle * BATCH_SIZE_MULTIPLE] = peak_bytes = fits(middle * BATCH_SIZE_MULTIPLE)
+        if peak_bytes is None:
             high, step = middle, 0
         else:
             low, step = middle, 2 * step
@@ -63,7 +62,7 @@ def search_on_cuda(settings: Settings) -> dict[str, Any]:
     pipeline = build(settings, SystemClock())
     images = len(pipeline.source.reader)
 
-    def fits(batch_size: int) -> Held | None:
+    def fits(batch_size: int) -> PeakBytes | None:
         gc.collect()  # what the last size left behind
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
@@ -80,5 +79,5 @@ def search_on_cuda(settings: Settings) -> dict[str, Any]:
     return {
         "total_bytes": torch.cuda.get_device_properties(0).total_memory,
         "images": images,
-        "tried": [[size, *(held or (None, None))] for size, held in tried.items()],
+        "tried": [[size, *(peak_bytes or (None, None))] for size, peak_bytes in tried.items()],
     }

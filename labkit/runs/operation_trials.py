@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from labkit import units
-from labkit.analysis.equal_work import DECODED_TOLERANCE_LEVELS
+from labkit.analysis.thresholds import DECODED_TOLERANCE_LEVELS
 from labkit.contracts import Annotation, Cancelled, Content, Sample, Skip
 from labkit.machine.clock import Clock, SystemClock
 from labkit.machine.disturbance import disturbance, since
@@ -41,22 +41,15 @@ from labkit.runs.schedule import Planned, next_trials
 from labkit.runs.store import append_trials
 from labkit.settings import Settings
 
-PHOTOS = 4  # different ones, so that no library is judged by one image
-BOXED_IMAGES = 100  # whose boxes' labels are looked up
-SAMPLE_PX = 512  # side of the input of the documents' detector
-# Seconds of calls between two readings of the clock, at least: reading it takes some 50 ns.
-REPEAT_S = 0.0005
 # Seconds that a variant's repeats in a round take together, at least.
 ROUND_S = {"quick": 0.005, "document": 0.02, "full": 0.02}
 # Seconds that a trial took here on average, with what a group's process does before the first.
 TRIAL_S = {"quick": 0.012, "document": 0.12, "full": 0.04}
-LABELS = {"input": "in memory", "threads": "1"}
 LOOK_UPS = "look-ups per image"  # a label of the trials that have some
 
-DECODE = "decode"
 OPERATIONS: dict[tuple[str, str], Operation] = {
     **{
-        (DECODE, library): Operation(lambda picture: picture.jpeg, DECODERS[library])
+        ("decode", library): Operation(lambda picture: picture.jpeg, DECODERS[library])
         for library in ("pillow", "opencv", "simplejpeg", "kornia_rs", "torchvision")
     },
     **operations.OPERATIONS,
@@ -69,7 +62,8 @@ def load_sample(given: tuple[int, bytes, Annotation]) -> np.ndarray:
     index, jpeg, annotation = given
     image = DECODERS[Settings.decoder](jpeg)
     sample = Sample(image_rgb=image, annotation=annotation, sample_id=index, epoch=0, seed=0)
-    arrays = PREPROCESSORS[Settings.preprocessor](sample, SAMPLE_PX)
+    # The input of the documents' detector has sides of 512 px.
+    arrays = PREPROCESSORS[Settings.preprocessor](sample, 512)
     return np.ascontiguousarray(arrays["image"])
 
 
@@ -104,7 +98,7 @@ def load(settings: Settings, tasks: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def make_inputs(settings: Settings, name: str, *size: int) -> list:
-    """Return what an operation is timed with; errors as of the functions in `INPUTS`."""
+    """Return the inputs of an operation; errors as of the functions in `INPUTS`."""
     return INPUTS.get(name, pictures)(settings, *size)
 
 
@@ -135,13 +129,14 @@ def _photos(settings: Settings) -> list[np.ndarray]:
 def samples(settings: Settings) -> list[tuple[int, Content, Annotation]]:
     """Read the first photographs in the order of the seed: index, file and boxes of each."""
     reader = open_data(settings)
+    # Four different ones, so that no library is judged by one image.
     shuffled = shuffled_images(settings, len(reader))
-    return [(int(i), *reader.read(int(i))) for i in shuffled[:PHOTOS]]
+    return [(int(i), *reader.read(int(i))) for i in shuffled[:4]]
 
 
 @lru_cache
 def draw_labels(settings: Settings, names: int) -> list[Labels]:
-    """Draw a label for each box of some images, all names equally likely.
+    """Draw a label for each box of 100 images, all names equally likely.
 
     Returns:
         An entry per image, the one with the most boxes first: its answers are compared.
@@ -150,7 +145,7 @@ def draw_labels(settings: Settings, names: int) -> list[Labels]:
         Skip: the images have no boxes.
     """
     reader, rng = open_data(settings), np.random.default_rng(settings.seed)
-    images = shuffled_images(settings, len(reader))[:BOXED_IMAGES]
+    images = shuffled_images(settings, len(reader))[:100]
     boxes = sorted((len(reader.annotation(int(i)).category_ids) for i in images), reverse=True)
     if not boxes[0]:
         raise Skip(
@@ -161,7 +156,7 @@ def draw_labels(settings: Settings, names: int) -> list[Labels]:
     numbers = {name: i for i, name in enumerate(known)}
     # Not the same objects as in the list: labels come from a file.
     wanted = ([f"label {i}" for i in rng.integers(names, size=n)] for n in boxes)
-    return [Labels(known, numbers, found) for found in wanted]
+    return [Labels(known, numbers, labels) for labels in wanted]
 
 
 # Operation -> what it is timed with, made from a task's numbers; the others take pictures.
@@ -192,9 +187,9 @@ def compare_operations(
         operation = (OPERATIONS | LOOKUPS)[name, library]
         try:
             given = make_inputs(settings, name, *size)[0]
-            found = np.asarray(operation.run(operation.prepare(given)))
-            other, reference = references.setdefault((name, *size), (library, found))
-            if apart := difference(found, reference, AGREEMENTS[name]):
+            output = np.asarray(operation.run(operation.prepare(given)))
+            other, reference = references.setdefault((name, *size), (library, output))
+            if apart := difference(output, reference, AGREEMENTS[name]):
                 raise ValueError(f"not the same work as {other}: {apart}")
         except (Skip, ImportError) as error:
             verdicts[label] = ("skipped", str(error))
@@ -205,20 +200,20 @@ def compare_operations(
     return verdicts
 
 
-def difference(found: np.ndarray, reference: np.ndarray, agreement: tuple[float, float]) -> str:
+def difference(output: np.ndarray, reference: np.ndarray, agreement: tuple[float, float]) -> str:
     """Return in one line how an output differs from the reference; '' if it does not.
 
     Args:
-        found: an array of any shape.
+        output: an array of any shape.
         reference: the first library's output.
         agreement: how close it must be, as in `AGREEMENTS`.
     """
-    if (found.shape, found.dtype) != (reference.shape, reference.dtype):
-        wanted, got = (f"{array.shape} {array.dtype}" for array in (reference, found))
+    if (output.shape, output.dtype) != (reference.shape, reference.dtype):
+        wanted, got = (f"{array.shape} {array.dtype}" for array in (reference, output))
         return f"output must be {wanted}, got {got}"
-    if not found.flags.c_contiguous:
+    if not output.flags.c_contiguous:
         return "output must be contiguous, got a strided view"
-    apart = np.subtract(found, reference, dtype=np.float32)  # uint8 alone would wrap around
+    apart = np.subtract(output, reference, dtype=np.float32)  # a difference of uint8 would wrap
     np.abs(apart, out=apart)
     at_most, share = agreement
     close = float((apart <= at_most).mean())
@@ -265,7 +260,8 @@ class Timed:
         timer = timeit.Timer("for one in inputs: run(one)", globals=given, timer=clock.now)
         number = 1
         # The faster of two: a disturbed one would leave too few calls.
-        while (repeat_s := min(timer.repeat(2, number))) < REPEAT_S:
+        # Reading the clock takes some 50 ns, so a repeat takes at least 0.5 ms.
+        while (repeat_s := min(timer.repeat(2, number))) < 0.0005:
             number *= 2
         repeats = max(round(seconds / repeat_s), 1)
         return cls(timer=timer, inputs=len(inputs), number=number, repeats=repeats)
@@ -310,7 +306,7 @@ def time_operations(
             given = make_inputs(settings, name, *size)
             inputs = [operation.prepare(one) for one in given]
             timed[label] = Timed.of(operation.run, inputs, seconds, SystemClock())
-            labels[label] = {**LABELS, **_look_ups(given)}
+            labels[label] = {"input": "in memory", "threads": "1", **_look_ups(given)}
     trials: list[OperationTrial] = []
     if any(trial["role"] and trial["variant"] not in timed for trial in planned):
         return {"verdicts": verdicts, "trials": trials}
@@ -383,7 +379,7 @@ def _run_group(run: ActiveRun, group: str, planned: Sequence[Planned]) -> None:
     wanted = {trial.variant for trial in planned}
     tasks = {label: task for label, task in run.info.tasks.items() if label in wanted}
     try:
-        found = run.ask(
+        result = run.ask(
             "time_operations",
             settings=run.baseline,
             tasks=tasks,
@@ -397,8 +393,8 @@ def _run_group(run: ActiveRun, group: str, planned: Sequence[Planned]) -> None:
         baseline = run.info.baseline_by_group[group]
         run.drop(replace(planned[0], variant=baseline, role=""), "failed", str(failure))
         return
-    trials = [OperationTrial.from_row(row) for row in found["trials"]]
+    trials = [OperationTrial.from_row(row) for row in result["trials"]]
     append_trials(run.folder, *trials)
-    run.drop_all(found["verdicts"])
+    run.drop_all(result["verdicts"])
     if trials:
         run.progress.rate(units.rate(trials[0].images_per_s))

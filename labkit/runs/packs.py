@@ -42,20 +42,11 @@ from labkit.settings import Settings, pick
 Stored = tuple[str, Content, Annotation]
 """Name, content and boxes of an image, as they are to be stored."""
 
-COST = "cost.json"  # in a pack: what making it took
-TRIED = 8  # records from which the size of a pack is estimated
-WAIT_S = 0.2  # between two looks whether another process has ended
-ROUND_BYTES = 128 << 20  # of results that may wait to be written: what bounds the memory
-ROUND_IMAGES = 64  # per process
-# What is stored of an image that cannot be read, other than no bytes.
+COST = "cost.json"  # file of a pack with the cost of making it
+# Storage format -> what is stored for an image that cannot be read; no bytes in other formats.
 UNREADABLE: dict[str, Content] = {PIXELS: np.zeros((0, 0, 3), np.uint8), SAMPLE: {}}
 NO_BOXES = Annotation(boxes_xyxy=np.zeros((0, 4), np.float32), category_ids=np.zeros(0, np.int64))
 JPEG_QUALITY = 95  # about that of ImageNet's files
-SPARK_NEEDS = (
-    "spark must have pyspark and Java 17 or newer, got {}; "
-    f"pip install {install.extra('spark')}, "
-    "and on Debian or Ubuntu apt-get install openjdk-17-jre-headless"
-)
 
 
 # --- what is done to an image ---------------------------------------------------------------
@@ -63,7 +54,7 @@ SPARK_NEEDS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Converter:
-    """Converts an image to what is stored of it; picklable, as it holds only the data's path."""
+    """Conversion of images to their stored form; picklable, as it has only the data's path."""
 
     settings: Settings
     own: bytes = b""
@@ -218,7 +209,11 @@ def spark(jobs: int, master: str) -> Iterator[Map]:
             conf.set("spark.authenticate", "true")  # by a secret that Spark draws
         context = SparkContext(conf=conf)
     except Exception as error:
-        raise Skip(SPARK_NEEDS.format(str(error).splitlines()[0])) from error
+        raise Skip(
+            f"spark must have pyspark and Java 17 or newer, got {str(error).splitlines()[0]}; "
+            f"pip install {install.extra('spark')}, "
+            "and on Debian or Ubuntu apt-get install openjdk-17-jre-headless"
+        ) from error
 
     def run(function: Callable[[int], Stored], indices: range) -> list[Stored]:
         # A task costs 0.03 s, so there are few.
@@ -304,7 +299,8 @@ def ensure_pack(
                 return read_cost(folder)
             image_bytes = max(1, _image_bytes(converter))
             check_room(folder.parent, image_bytes * len(reader), folder.name)
-            at_once = max(jobs, min(jobs * ROUND_IMAGES, int(ROUND_BYTES / image_bytes)))
+            # Results of at most 128 MiB wait to be written, which bounds the memory.
+            at_once = max(jobs, min(jobs * 64, int((128 << 20) / image_bytes)))
             label = f"packing {folder.name}"
             shown = bar(desc=label, total=len(reader), unit="image", disable=not progress)
             with pick(ENGINES, engine, "engine")(jobs, master) as run, whole_folder(folder) as part:
@@ -366,7 +362,7 @@ def _alone(folder: Path, say: Callable[[str], None], check: Callable[[], None]) 
         lock.acquire(timeout=0)
     except Timeout:
         say(f"another run is making {folder}: waiting until it has ended")
-        lock.acquire(poll_interval=WAIT_S, cancel_check=check)
+        lock.acquire(poll_interval=0.2, cancel_check=check)
     try:
         yield
     finally:
@@ -383,8 +379,8 @@ def _is_there(
         return False
     wrong = "of other data, or made otherwise"
     try:
-        found = read_manifest(folder)
-        if wanted.items() <= found.items():
+        manifest = read_manifest(folder)
+        if wanted.items() <= manifest.items():
             PACKINGS[settings.packing].open(folder)
             return True
     except ValueError as error:
@@ -404,5 +400,5 @@ def _image_bytes(converter: Converter) -> float:
     images = len(converter.reader)
     if converter.settings.storage_format == JPEG:
         return float(converter.reader.image_bytes.mean())
-    tried = np.linspace(0, images - 1, min(TRIED, images)).astype(int)
+    tried = np.linspace(0, images - 1, min(8, images)).astype(int)
     return float(np.mean([len(encode(converter(int(i))[1])[0]) for i in tried]))

@@ -29,9 +29,6 @@ from labkit.contracts import Cancelled, Skip
 from labkit.machine import hardware, shared_memory
 from labkit.resolve import own_parts
 
-CANCEL_POLL_S = 0.1
-GRACE_S = 5.0  # how long a server may take to end by itself
-
 
 class TrialFailed(RuntimeError):  # noqa: N818 - what failed is the trial, not the launcher
     """A job raised an error; the text is its reason, the traceback is in the log."""
@@ -197,10 +194,7 @@ class Launcher:
             if self._cancel is not None and self._cancel.is_set():
                 raise Cancelled
             # A pipe cannot be waited for with a timeout on Windows: there Cancel waits.
-            if (
-                sys.platform != "win32"
-                and not select.select([process.stdout], [], [], CANCEL_POLL_S)[0]
-            ):
+            if sys.platform != "win32" and not select.select([process.stdout], [], [], 0.1)[0]:
                 continue
             data = os.read(process.stdout.fileno(), 1 << 16)
             if not data:
@@ -235,7 +229,7 @@ def _take_ready(wanted: dict[str, Any]) -> tuple[subprocess.Popen | None, str | 
 def _end(process: subprocess.Popen, temporary: str | None) -> None:
     """Close a server's input, and wait until it and all that could answer for it have ended."""
     try:
-        process.communicate(timeout=GRACE_S)
+        process.communicate(timeout=5.0)
     except subprocess.TimeoutExpired:
         with contextlib.suppress(ProcessLookupError):
             (os.killpg if hasattr(os, "killpg") else os.kill)(process.pid, signal.SIGKILL)

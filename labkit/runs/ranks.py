@@ -31,8 +31,6 @@ from labkit.records import Epoch
 from labkit.resolve import find_part
 from labkit.settings import Settings
 
-# The first rank makes files cold or warm while the others wait.
-TIMEOUT = timedelta(minutes=30)
 # A rank that ends closes its connections, which the others notice, but not in every call.
 NOTICED_WITHIN_S = 10
 
@@ -164,7 +162,7 @@ class Ranks:
             init_method=f"file://{self._meeting}",
             rank=self.rank,
             world_size=ranks,
-            timeout=TIMEOUT,
+            timeout=timedelta(minutes=30),  # the first rank may make files cold or warm meanwhile
         )
 
     def _watch(self) -> None:

@@ -27,15 +27,12 @@ from labkit.records import ReadCounts
 from labkit.resolve import resolve
 from labkit.runs.active import ActiveRun
 from labkit.runs.process import TrialFailed
+from labkit.runs.thresholds import MAX_USUAL_REQUESTS
 from labkit.settings import Settings
-
-COUNTED_IMAGES = 64
-TIMED_S = 1.0  # of reading without a pause
-MANY_REQUESTS = 4  # per image: of one file of a photograph's size it takes one or two
 
 
 def save_read_counts(run: ActiveRun) -> None:
-    """Where variants store the images in different ways, count what reading each way takes."""
+    """Count the operations of reading, where variants store the images in different ways."""
     if not run.info.costs:
         return
     run.progress.say("counting what reading takes: openings, read calls, disk requests")
@@ -49,16 +46,16 @@ def save_read_counts(run: ActiveRun) -> None:
         try:
             if settings not in counted:
                 asked = {"settings": settings, "excluded": run.info.excluded, "timed": timed}
-                found = run.ask("count_reads", **asked)
-                recorded = {field.name: found.get(field.name) for field in fields(ReadCounts)}
+                counts = run.ask("count_reads", **asked)
+                recorded = {field.name: counts.get(field.name) for field in fields(ReadCounts)}
                 counted[settings] = ReadCounts(**recorded)
             reads[label] = counted[settings]
-        except (TrialFailed, Skip) as reason:  # its trials will say so
+        except (TrialFailed, Skip) as reason:  # the variant's trials will fail, too
             run.progress.say(f"{label}: reading could not be counted: {reason}")
     pieces = [
         label
         for label, read in reads.items()
-        if (read.requests or 0) > MANY_REQUESTS
+        if (read.requests or 0) > MAX_USUAL_REQUESTS
         and run.parts(label).storage.hardware.how == "throttled"
     ]
     if pieces:
@@ -87,7 +84,7 @@ def count_reads(
         the device below, by all processes); if timed, bytes_per_s.  None is unknown.
     """
     source, _ = open_loader(resolve(settings), excluded=excluded)
-    reader, ids = source.reader, [i for _, i in itertools.islice(source.order, COUNTED_IMAGES)]
+    reader, ids = source.reader, [i for _, i in itertools.islice(source.order, 64)]
     # Imports happen once and must not count.  Another reader makes them and is closed again: pages
     # of a mapped file cannot be evicted.
     source.parts.packing.open(source.parts.storage.directory).read(ids[-1])
@@ -127,7 +124,7 @@ def _bytes_per_s(source: Source, settings: Settings) -> float | None:
         source.reader.read(i)
         read_bytes += int(source.reader.image_bytes[i])
         took_s = time.perf_counter() - start_s
-        if took_s > TIMED_S:
+        if took_s > 1.0:
             break
     return read_bytes / took_s
 

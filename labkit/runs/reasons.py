@@ -15,7 +15,7 @@ OUT_OF_MEMORY = re.compile(
     r"MemoryError|bad_alloc|ALLOC_FAILED|can(no|')t allocate|out ?of ?memory|OOM when allocating",
     re.IGNORECASE,
 )
-OF_THE_GPU = re.compile(r"CUDA|CUBLAS|CUDNN")
+GPU_LIBRARIES = re.compile(r"CUDA|CUBLAS|CUDNN")
 
 
 def one_line(error: BaseException) -> str:
@@ -29,7 +29,7 @@ def one_line(error: BaseException) -> str:
 def is_out_of_gpu_memory(error: BaseException) -> bool:
     """Return whether an error of torch, cuBLAS or cuDNN says that the GPU's memory is used up."""
     message = one_line(error)
-    return bool(OUT_OF_MEMORY.search(message) and OF_THE_GPU.search(message))
+    return bool(OUT_OF_MEMORY.search(message) and GPU_LIBRARIES.search(message))
 
 
 def out_of_memory(error: BaseException, settings: Settings) -> str:
@@ -38,7 +38,7 @@ def out_of_memory(error: BaseException, settings: Settings) -> str:
     if settings.batch_size is None or not OUT_OF_MEMORY.search(message):  # operations have none
         return ""
     where, advice = "memory", "smaller batch_size, a smaller input_px or fewer workers"
-    if OF_THE_GPU.search(message):
+    if GPU_LIBRARIES.search(message):
         where, advice = "the GPU's memory", "smaller batch_size or a smaller input_px"
     return (
         f"batch_size must leave room in {where}, got {settings.batch_size} "

@@ -53,13 +53,15 @@ def resume(
     cancel: threading.Event | None = None,
     progress: Progress | bool = True,
 ) -> StoredRun:
-    """Run what a run lacks; arguments and errors as of `lab.resume`."""
-    found = load_run(folder)
-    parts = check_resumable(found)
-    with hold(found.folder):
-        found = load_run(folder)  # as the process that had it last left it
-        active = ActiveRun(found.folder, found.info, parts=parts, cancel=cancel, progress=progress)
-        return _complete(active, list(found.trials))
+    """Run the trials that a run lacks; arguments and errors as of `lab.resume`."""
+    stored = load_run(folder)
+    parts = check_resumable(stored)
+    with hold(stored.folder):
+        stored = load_run(folder)  # as the process that had it last left it
+        active = ActiveRun(
+            stored.folder, stored.info, parts=parts, cancel=cancel, progress=progress
+        )
+        return _complete(active, list(stored.trials))
 
 
 def _complete(run: ActiveRun, trials: list[AnyTrial]) -> StoredRun:

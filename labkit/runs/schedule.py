@@ -17,9 +17,6 @@ from dataclasses import dataclass
 from labkit.records import OPERATION, AnyTrial, RunInfo
 from labkit.settings import MIN_JUDGED_BLOCKS, Mode
 
-# Of a group of operations: its interval needs many, and they take a fraction of a second.
-ROUNDS = 10
-
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:
@@ -95,7 +92,8 @@ def next_trials(
 
 def default_blocks(mode: Mode, kind: str) -> int:
     """Return the number of blocks of a run of some kind; a block of operations is a short round."""
-    return max(mode.blocks, ROUNDS) if kind == OPERATION and mode.shuffled else mode.blocks
+    # The interval of an operation needs many rounds, and a round takes a fraction of a second.
+    return max(mode.blocks, 10) if kind == OPERATION and mode.shuffled else mode.blocks
 
 
 def check_blocks(mode: Mode, blocks: int | None, kind: str) -> int:

@@ -103,12 +103,12 @@ def _serve_run(log: str, answers: int) -> int:
     while (line := requests.readline()).strip():
         request = _parse(line)
         _load_for_all(request["arguments"])
-        # The job reads from one end of the pipe, and ends itself when nobody holds the other.
-        lifeline, held = os.pipe()
+        # The job reads from one end of the pipe, and ends itself once the other is closed.
+        lifeline, write_end = os.pipe()
         pid = os.fork()
         if pid == 0:
             try:
-                os.close(held)
+                os.close(write_end)
                 os.setsid()
                 # The job's loader workers must not keep the server's input open.
                 os.dup2(os.open(os.devnull, os.O_RDONLY), requests.fileno())
@@ -120,7 +120,7 @@ def _serve_run(log: str, answers: int) -> int:
                 os._exit(0)  # without the libraries' clean-up: the server ends the whole group
         os.close(lifeline)
         reason = _wait(pid, requests.fileno())
-        os.close(held)
+        os.close(write_end)
         shared_memory.remove_left(get_temp_dir())
         if not reason:
             return 1

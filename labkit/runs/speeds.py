@@ -1,4 +1,4 @@
-"""Speeds of the device in a run: what a trial gets, and the speeds that cannot be had here.
+"""Speeds of the device in a run: those of each trial, and those that cannot be reached here.
 
 A variant's task may name its device's speed as a multiple of the baseline's loading rate (`x`).
 """
@@ -18,7 +18,7 @@ from labkit.settings import Settings
 
 
 def trial_settings(run: ActiveRun, label: str) -> Settings:
-    """Return what a trial of epochs gets: the images of an epoch and the device's speed, too."""
+    """Return a variant's settings with the images of an epoch and the device's speed."""
     settings = with_device(run.variants[label], run.info.calibration)
     if (x := run.info.x_of(label)) and run.info.facts_of(label).is_simulated:
         rate = x * run.info.calibration.load_images_per_s
@@ -38,7 +38,7 @@ def _at_batch_size(settings: Settings, images_per_s: float, given_for: int) -> f
 
 
 def check_speeds(run: ActiveRun) -> None:
-    """Leave out the speeds that the device cannot have here."""
+    """Leave out the speeds that the device cannot reach here."""
     groups: dict[float, list[str]] = {}
     for label in run.remaining:
         if x := run.info.x_of(label):
@@ -55,14 +55,14 @@ def check_speeds(run: ActiveRun) -> None:
 
 
 def _slow_down(run: ActiveRun, groups: Mapping[float, Sequence[str]]) -> None:
-    """Let a real device train on each batch several times, so that it comes close to each x."""
+    """Set how often a real device trains on each batch, so that its speed is close to each x."""
     fastest = run.info.calibration.device_images_per_s / run.info.calibration.load_images_per_s
     near: dict[int, list[float]] = {}  # times -> the x that it is the nearest to
     for x in groups:
         near.setdefault(round(fastest / x), []).append(x)
     chosen = {
-        min(found, key=lambda x: abs(math.log(fastest / times / x))): times
-        for times, found in near.items()
+        min(speeds, key=lambda x: abs(math.log(fastest / times / x))): times
+        for times, speeds in near.items()
         if times > 1
     }
     for x, labels in groups.items():

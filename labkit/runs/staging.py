@@ -1,4 +1,4 @@
-"""Staging: brings the data to the medium that settings name, and finds out what that medium is.
+"""Staging: copy the data to the medium that settings name, and measure that medium.
 
     data ──copy, file by file──▶ medium ──describe, probe, measure──▶ label and facts of every row
 
@@ -37,8 +37,6 @@ from labkit.runs.packs import ensure_pack
 from labkit.settings import Settings
 
 MARK = "labkit-copy.json"  # what makes a folder ours
-SHOWN_FROM_BYTES = 1 << 30  # a smaller copy takes a second or two and needs no bar
-SAME_TIME_NS = 2_000_000_000  # FAT rounds times so
 
 
 # --- a run ---------------------------------------------------------------------------------
@@ -86,13 +84,13 @@ def stage(run: ActiveRun, cleanup: contextlib.ExitStack) -> None:
 
 def _grouped(run: ActiveRun, place: Callable[[Resolved], Hashable]) -> list[list[str]]:
     """Group the labels of the remaining variants by the place of their data."""
-    found: dict[Hashable, list[str]] = {}
+    labels_by_place: dict[Hashable, list[str]] = {}
     for label in run.remaining:
         try:
-            found.setdefault(place(run.parts(label)), []).append(label)
+            labels_by_place.setdefault(place(run.parts(label)), []).append(label)
         except Skip as reason:  # a resumed run, whose disk is gone
             run.skip([label], reason)
-    return list(found.values())
+    return list(labels_by_place.values())
 
 
 # --- copying --------------------------------------------------------------------------------
@@ -105,7 +103,7 @@ def copy_data(
     cancel: threading.Event | None = None,
     progress: bool = False,
 ) -> int:
-    """Copy a data set to where a storage has it, or what is missing of it.
+    """Copy a data set, or the files that are missing, to the folder of a storage.
 
     Files that are there with the right size and time are kept, others removed.
 
@@ -137,7 +135,8 @@ def copy_data(
                         written.write(piece)
                 os.utime(part, ns=(time_ns, time_ns))
 
-        hidden = not (progress and needed_bytes >= SHOWN_FROM_BYTES)
+        # A copy of less than 1 GiB takes a second or two and needs no bar.
+        hidden = not (progress and needed_bytes >= 1 << 30)
         with ThreadPoolExecutor(storage.copied_at_once) as pool:
             copied = pool.map(copy_one, missing)
             for _ in bar(copied, desc="copying", total=len(missing), disable=hidden):
@@ -148,31 +147,32 @@ def copy_data(
 
 
 def _files_to_copy(reader: Reader, storage: Storage) -> dict[Path, Path]:
-    """Return each file of a copy -> what it is a copy of; the images come first, in order."""
-    found = {}
+    """Return each file of a copy -> its source; the images come first, in order."""
+    sources = {}
     for path in (*reader.paths, *reader.companions):
         if path.is_relative_to(reader.root):
             below = path.relative_to(reader.root)
             if ".." in below.parts:  # its copy would lie outside, too
                 raise ValueError(f"data must be files below {reader.root}, got {below}")
-            found[storage.directory / below] = path
+            sources[storage.directory / below] = path
         else:  # COCO keeps its boxes beside the images' folder
-            found[storage.copy / "annotations" / path.name] = path
+            sources[storage.copy / "annotations" / path.name] = path
         if not (path.is_file() and os.access(path, os.R_OK)):
             raise ValueError(
                 f"data must be files that can be read, got none at {path}; "
                 "make or download the data again"
             )
-    return found
+    return sources
 
 
 def _same(file: Path, to: Path) -> bool:
-    """Whether a copy is that of a file of this size and time."""
+    """Return whether a copy has the size and the time of its source."""
     if not to.is_file():
         return False
     before, after = file.stat(), to.stat()
     apart_ns = abs(before.st_mtime_ns - after.st_mtime_ns)
-    return before.st_size == after.st_size and apart_ns <= SAME_TIME_NS
+    # FAT rounds times to two seconds.
+    return before.st_size == after.st_size and apart_ns <= 2_000_000_000
 
 
 def _make_folder(copy: Path, *, private: bool) -> None:
@@ -190,7 +190,7 @@ def _make_folder(copy: Path, *, private: bool) -> None:
 
 
 def _remove_others(copy: Path, wanted: Mapping[Path, Path]) -> None:
-    """Remove what an earlier copy held and the data no longer does."""
+    """Remove files of an earlier copy that the data no longer has."""
     for folder, _, names in os.walk(copy, topdown=False):
         for path in (Path(folder, name) for name in names):
             if path not in wanted and path != copy / MARK:
@@ -249,7 +249,7 @@ def _one_at_a_time(folder: Path) -> Iterator[None]:
 
 
 def _remove_copy(copy: Path) -> None:
-    """Remove a copy, and nothing that is not one."""
+    """Remove a folder if it is a copy."""
     if (copy / MARK).is_file() and not copy.is_symlink():
         shutil.rmtree(copy)
 
@@ -266,7 +266,7 @@ def staged(
     progress: bool = False,
     others: Iterable[Resolved] = (),
 ) -> Iterator[dict[str, Any]]:
-    """Have the data where settings say, for as long as the context lasts.
+    """Keep the data on the medium that settings name until the context ends.
 
     Args:
         parts: from `resolve`; a pack must have been made.
@@ -311,10 +311,10 @@ def staged(
 
 
 def why_not_throttled(settings: Settings) -> str:
-    """Try to put the throttled disk up for the data, and take it down again.
+    """Mount the throttled disk for the data, and unmount it again.
 
     Returns:
-        What stands in the way; empty where nothing does.
+        The reason why it cannot be used; empty where it can.
     """
     reader = open_data(settings)
     try:
@@ -325,7 +325,7 @@ def why_not_throttled(settings: Settings) -> str:
 
 
 def _describe(storage: Storage) -> dict[str, Any]:
-    """Return what a medium is, and what the rows may call it."""
+    """Return the facts of a medium, and the name that rows may give it."""
     reads_per_s, doubt = None, ""
     if storage.is_remote:
         medium = Medium(filesystem="remote", device="network")

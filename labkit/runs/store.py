@@ -41,12 +41,11 @@ RUN_FILE, TRIALS_FILE = "run.json", "trials.jsonl"
 SHARED = "shared"  # folder of results, for runs made elsewhere
 REPORTS = "reports"  # folder of results, for files made from several runs
 RESERVED = (SHARED, REPORTS)  # an experiment cannot have these names
-FULL = (errno.ENOSPC, errno.EDQUOT)
 
 Facts = dict[str, Any]  # what a JSON object holds
 
 NAME = r"\w+"  # other storages, and other values of the settings below, are folders or addresses
-A_PLACE = "a folder"
+HIDDEN_FOLDER = "a folder"
 NOT_SHARED = "not shared"
 # Beginnings of labkit's own sentences on why a variant cannot run, which tell nothing private:
 # they hold names of public libraries and numbers alone.
@@ -58,13 +57,13 @@ PUBLIC_REASON = re.compile(
     r"|no CUDA device works with this torch build"
     r"|torch [\w.+]{1,40} is built without CUDA|it takes \d+ GPUs, got \d+ GPUs?"
 )
-SETTINGS = {"data": NOT_SHARED, "storage|checkpoint_to|report_to": A_PLACE}
+SETTINGS = {"data": NOT_SHARED, "storage|checkpoint_to|report_to": HIDDEN_FOLDER}
 
 
 def _public_reason(reason: object) -> str:
     """Return the part of a reason that may be shared, or the placeholder."""
-    found = PUBLIC_REASON.match(str(reason))
-    return found[0] if found else NOT_SHARED
+    match = PUBLIC_REASON.match(str(reason))
+    return match[0] if match else NOT_SHARED
 
 
 def readable_reason(reason: str) -> str:
@@ -93,17 +92,17 @@ LOCAL = {
 
 @dataclass(frozen=True, kw_only=True)
 class StoredRun:
-    """A run as it lies on disk."""
+    """A run as it is stored on disk."""
 
     folder: Path
     info: RunInfo
     trials: tuple[AnyTrial, ...]
     set_aside: int = 0
-    """Lines of `trials.jsonl` that were only half written, or are no rows."""
+    """Number of lines of `trials.jsonl` that are incomplete or no rows."""
 
     @functools.cached_property
     def summary(self) -> Summary:
-        """What the trials mean: a row per variant."""
+        """Summary of the trials: a row per variant."""
         name = self.folder.name
         return summarize(self.info, self.trials, run=name, set_aside=self.set_aside)
 
@@ -149,16 +148,16 @@ def hold(folder: Path) -> Iterator[None]:
     )
     with explain_unwritable(folder):
         # Of the files here, this one is never replaced by another.
-        held = (folder / TRIALS_FILE).open("ab")
-    with held:
+        trials_file = (folder / TRIALS_FILE).open("ab")
+    with trials_file:
         try:
             import fcntl
 
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(trials_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise busy from None
         except (ImportError, OSError):
-            pass  # Windows, or a network file system without locks: nothing is held
+            pass  # Windows, or a network file system without locks
         yield
 
 
@@ -184,7 +183,7 @@ def explain_unwritable(folder: Path | str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in FULL:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise PermissionError(
                 f"results must be a folder that can be written, got {folder} ({error.strerror}); "
                 "choose another with --results"
@@ -374,7 +373,7 @@ def split_local(facts: Mapping[str, Any], rules: Mapping[str, Any] = LOCAL) -> t
             shared[name], below = split_local(value, rule) if is_dict else (value, {})
             if below:
                 local[name] = below
-        elif key is None or not value or (rule == A_PLACE and re.fullmatch(NAME, str(value))):
+        elif key is None or not value or (rule == HIDDEN_FOLDER and re.fullmatch(NAME, str(value))):
             shared[name] = value
         else:
             local[name] = value
@@ -384,7 +383,7 @@ def split_local(facts: Mapping[str, Any], rules: Mapping[str, Any] = LOCAL) -> t
 
 
 def _merge(shared: Facts, local: Mapping[str, Any]) -> Facts:
-    """Put what is local back in its place."""
+    """Insert the local values in their places."""
     for name, value in local.items():
         both = isinstance(value, dict) and isinstance(shared.get(name), dict)
         shared[name] = _merge(shared[name], value) if both else value
@@ -487,8 +486,8 @@ def list_runs(results: Path | str, experiment: str = "*") -> list[Path]:
         >>> [folder.parent.name for folder in lab.list_runs("results")]
         ['preprocessing']
     """
-    found = Path(results).glob(f"{experiment}/*/{RUN_FILE}")
-    return sorted((path.parent for path in found), key=lambda folder: folder.name)
+    run_files = Path(results).glob(f"{experiment}/*/{RUN_FILE}")
+    return sorted((path.parent for path in run_files), key=lambda folder: folder.name)
 
 
 def best_runs(
@@ -545,7 +544,7 @@ def earlier_runs(
 def find_run(results: Path | str, name: str) -> StoredRun:
     """Find a run by its folder, its id (or the start or end of it), or an experiment's newest.
 
-    A run that a colleague shared is found by folder and id, where none of this machine's is.
+    A run id may also be that of a run that a colleague shared, where none of this machine has it.
 
     Raises:
         FileNotFoundError: nothing matches; the message lists what there is.

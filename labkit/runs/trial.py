@@ -43,7 +43,7 @@ def warm_up(pipeline: Pipeline) -> None:
     batch = pipeline.resident_batch()
     batches = [batch] * WARM_UP_STEPS
     if pipeline.settings.pin_memory and pipeline.device.torch_device.type == "cuda":
-        # All are held at once, as a loader holds what it has loaded ahead.
+        # All stay in memory at once, as a loader keeps the batches that it has loaded ahead.
         batches = [{name: each.pin_memory() for name, each in batch.items()} for batch in batches]
     for on_device in pipeline.batches(batches, pipeline.device):
         loss = pipeline.forward(on_device)

@@ -9,7 +9,7 @@ import pytest
 from fakes import fake_info, fake_trials
 
 from labkit.analysis.summary import summarize
-from labkit.analysis.winner import passed_over, winner
+from labkit.analysis.winner import reasons_against_others, winner
 from labkit.report.run import Run
 
 
@@ -39,7 +39,7 @@ def test_what_does_other_work_never_wins(less, why):
     run = fake_run({"original": 1.0, "honest": 0.9, "less": 0.5}, less=less)
     summary = run.summary
     assert winner(summary).variant == "honest"
-    assert passed_over(summary).get("less") == why
+    assert reasons_against_others(summary).get("less") == why
     assert run.savings(epochs=10, images=160).notes[0].startswith("Winner: honest")
 
 
@@ -49,12 +49,12 @@ def test_a_winner_is_proved_in_every_mode_and_where_it_is_judged_by_its_verdict(
         fake_run({"original": 1.0, "both": 0.995}),
         fake_run({"original": 1.0, "both": 0.98}, mode="full", blocks=20),
     )
-    assert (winner(quick.summary), passed_over(quick.summary)) == (None, unproved)
+    assert (winner(quick.summary), reasons_against_others(quick.summary)) == (None, unproved)
     assert winner(full.summary) is None
-    assert passed_over(full.summary)["both"] == "its verdict is real but small"
+    assert reasons_against_others(full.summary)["both"] == "its verdict is real but small"
     once = fake_run({"original": 1.0, "both": 0.5}, blocks=1)
     assert winner(once.summary) is None
-    assert passed_over(once.summary) == {"both": "one block shows no difference"}
+    assert reasons_against_others(once.summary) == {"both": "one block shows no difference"}
     assert winner(fake_run({"original": 1.0, "both": 0.6}).summary).variant == "both"
 
 
@@ -68,7 +68,7 @@ def test_among_equal_variants_a_quick_run_has_a_winner_in_at_most_5_percent():
         found += won is not None
         assert won is None or won.ci_high < 1
         shorter = [row.variant for row in summary.rows if row.normalized_time < 1]
-        assert won is not None or {*shorter} == passed_over(summary).keys()
+        assert won is not None or {*shorter} == reasons_against_others(summary).keys()
     assert found <= 0.05 * runs
 
 

@@ -88,7 +88,7 @@ def test_real_settings_are_tuned(photos, tmp_path, monkeypatch):
     assert {DEFAULT, "num_workers=1"} <= set(tuned.measured)
     assert tuned.measured[DEFAULT].normalized_time == 1
     assert all(each.cpu_s_per_1000_images > 0 for each in tuned.measured.values())
-    left = {name: getattr(given, name) for name in tuning.KNOBS}
+    left = {name: getattr(given, name) for name in tuning.LOADER_SETTINGS}
     assert replace(tuned.settings, **left) == given  # nothing else is touched
     assert "Simulated GPU, 1,790 images/s, resnet50_h100" in repr(tuned)
     detail = lab.table(tuned.runs[0], detail=True)

@@ -19,7 +19,7 @@ from jpegs import encode, exif, photo, why_missing, with_segment
 from PIL import Image
 
 from labkit import contracts
-from labkit.analysis.equal_work import DECODED_TOLERANCE_LEVELS
+from labkit.analysis.thresholds import DECODED_TOLERANCE_LEVELS
 from labkit.contracts import Skip
 from labkit.jpeg import read_size_px
 from labkit.parts.decoding import DECODERS, Decoder

@@ -16,10 +16,10 @@ from jpegs import encode
 from PIL import Image
 from scipy import stats
 
-from labkit.analysis.equal_work import (
+from labkit.analysis.equal_work import difference
+from labkit.analysis.thresholds import (
     AVERAGED_TOLERANCE_LEVELS,
     SCALED_DECODING_TOLERANCE_LEVELS,
-    difference,
 )
 from labkit.contracts import Annotation, Sample, classifier_batch
 from labkit.parts.decoding import DECODERS
