@@ -263,8 +263,7 @@ def check_baseline(run: StoredRun) -> None:
 
 def normalized(row: Row) -> str:
     """Return a normalized time and its 95 % interval: "0.894 [0.881, 0.907]"."""
-    interval = "" if row.ci_low is None else f" {units.interval(row.ci_low, row.ci_high)}"
-    return f"{units.normalized(row.normalized_time)}{interval}"
+    return units.normalized(row.normalized_time, row.ci_low, row.ci_high)
 
 
 def published(summary: Summary, row: Row) -> str:
@@ -371,7 +370,7 @@ def _cache(row: Row) -> str:
     if read is not None:
         measured.append(f"{units.percent(read)} of bytes from disk")
     is_verified = cache_state.is_verified(cache, before, read)
-    if is_verified and len(row.trials[0].epochs) == 2 and 0.45 < (read or 0.0) < 0.55:
+    if is_verified and len(row.of_epochs[0].epochs) == 2 and 0.45 < (read or 0.0) < 0.55:
         measured = ["epoch 1 from disk, epoch 2 from memory"]
     if row.swapped_pages:
         measured.append(f"{units.count(row.swapped_pages, 'page')} swapped")
