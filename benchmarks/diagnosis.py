@@ -386,7 +386,7 @@ def main() -> int:
         for text in (outcome.skipped, outcome.failed, *outcome.notes):
             if text:
                 report.line(f"{outcome.name}: {text}")
-    report.line(f"emulated GPU but where the CPU trains, {units.count(options.rounds, 'round')}")
+    report.line(f"simulated GPU but where the CPU trains, {units.count(options.rounds, 'round')}")
     header = ("", "planted", "said", "remedy", "first said", "its number", "measured", "error")
     report.table(header, list(map(row, outcomes)))
     if errors := [one.error for one in outcomes if one.at_best and one.error is not None]:

@@ -45,7 +45,7 @@ from labkit.contracts import Cancelled, Skip
 from labkit.experiments.request import Request
 from labkit.machine import gpu, hardware
 from labkit.machine.clock import Clock, SystemClock
-from labkit.parts.devices import DEVICES, DevicePart, EmulatedDevice, Profile
+from labkit.parts.devices import DEVICES, DevicePart, Profile, SimulatedGpu
 from labkit.resolve import complete_here
 from labkit.runs.calibration import gpu_rate
 from labkit.settings import BATCH_SIZE
@@ -54,7 +54,7 @@ ROOT = Path(__file__).parents[1]
 BLOCKS = 6  # the least that full mode takes
 BUDGET_S = 50.0  # of a diagnosis
 # On a CPU, where nothing is to be measured; the simulated GPU runs what copies beside computing.
-SIMULATED = {"device": "emulated", "gpu_images_per_s": 2000.0}
+SIMULATED = {"device": "simulated", "gpu_images_per_s": 2000.0}
 SMALL = {"images": 12, "batch_size": 2, "input_px": 32, "epochs": 1}
 SMALL_BUDGET_S = 5.0
 REPEATED = (1, 2, 4)  # times that a real GPU trains with a batch: it can only be made slower
@@ -202,12 +202,10 @@ def side_stream(site: Site) -> Iterator[Row]:
     yield from run(site, replace(whole, name="side_stream", **changes))
 
 
-def with_copies(speeds: Profile, profile: Profile, clock: Clock) -> EmulatedDevice:
+def with_copies(speeds: Profile, profile: Profile, clock: Clock) -> SimulatedGpu:
     """Make a simulated GPU that copies as fast as the real one."""
     copies = ("pinned_bytes_per_s", "pageable_bytes_per_s")
-    return EmulatedDevice(
-        replace(profile, **{name: getattr(speeds, name) for name in copies}), clock
-    )
+    return SimulatedGpu(replace(profile, **{name: getattr(speeds, name) for name in copies}), clock)
 
 
 def emulate(site: Site) -> Iterator[Row]:
@@ -231,14 +229,14 @@ def emulate(site: Site) -> Iterator[Row]:
     size = SMALL if site.is_small else {"images": BATCH_SIZE}
     real, simulated = {}, {}
     with patch.dict(
-        DEVICES, {"emulated": DevicePart(partial(with_copies, speeds), is_simulated=True)}
+        DEVICES, {"simulated": DevicePart(partial(with_copies, speeds), is_simulated=True)}
     ):
         for times in repeated:
             its = {"device": site.device, "gpu_slowdown": times}
             step = f"trained {units.count(times, 'time')}"
             rate = gpu_rate(complete_here(replace(known["original"], **its, **size)))
             yield f"{step}: this device with the model alone", units.rate(rate), ""
-            other = {"device": "emulated", "gpu_images_per_s": rate}
+            other = {"device": "simulated", "gpu_images_per_s": rate}
             if site.is_small:  # a CPU is so slow that the simulated one would take long
                 other["gpu_images_per_s"] = SIMULATED["gpu_images_per_s"]
             for name, settings in known.items():
@@ -273,7 +271,7 @@ def emulate(site: Site) -> Iterator[Row]:
 def measure_host(site: Site) -> Iterator[Row]:
     """Measure what waiting and copying take of a core."""
     profile = Profile(name="", compute_s_per_image=1.0)
-    device = DEVICES["emulated" if site.is_small else "cuda"](profile, SystemClock())
+    device = DEVICES["simulated" if site.is_small else "cuda"](profile, SystemClock())
     work = partial(device.run, 0.05) if site.is_small else gpu_host.multiply
     yield from gpu_host.measure_waits(device, work)
 
@@ -294,7 +292,7 @@ def copy_speeds(site: Site) -> tuple[Profile, bool]:
     """
     clock = SystemClock()
     simulated = Profile(name="", compute_s_per_image=1.0)
-    device = DEVICES["emulated" if site.is_small else "cuda"](simulated, clock)
+    device = DEVICES["simulated" if site.is_small else "cuda"](simulated, clock)
     pageable = {"image": torch.empty(COPIED_BYTES, dtype=torch.uint8)}
     pinned = dict(pageable) if site.is_small else {"image": pageable["image"].pin_memory()}
     compute = partial(device.run, 0.05) if site.is_small else gpu_host.multiply

@@ -108,7 +108,7 @@ def main() -> int:
     report = frame.Report("What measuring costs", options)
     with frame.photographs(options.data, IMAGES) as (data, scratch):
         base = Settings(
-            data=str(data), device="emulated", num_workers=0, pin_memory=False, images=IMAGES,
+            data=str(data), device="simulated", num_workers=0, pin_memory=False, images=IMAGES,
             gpu_images_per_s=1e9,
         )  # fmt: skip
         settings = complete_here(base)

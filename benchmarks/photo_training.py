@@ -1,9 +1,9 @@
 """A small, ordinary training in which bottlenecks are planted.
 
-    JPEG files ─ read ─ decode ─ transforms ─ DataLoader ─▶ batch ─ Train ─▶ emulated GPU
+    JPEG files ─ read ─ decode ─ transforms ─ DataLoader ─▶ batch ─ Train ─▶ simulated GPU
 
 A Dataset with `__getitem__`, a DataLoader, and a step that launches work and continues.  The GPU is
-emulated, at a speed that suits what is planted.  A pipeline that is slow in two places has no
+simulated, at a speed that suits what is planted.  A pipeline that is slow in two places has no
 single bottleneck, so everything that is not planted is set well: persistent workers, one OpenCV
 thread in each, a host that seldom waits for the device.
 """
@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from labkit.machine import procfs
 from labkit.machine.clock import SystemClock
-from labkit.parts.devices import EmulatedDevice, Profile
+from labkit.parts.devices import Profile, SimulatedGpu
 from labkit.parts.storage import slow_disk
 
 BATCH_SIZE = 8
@@ -187,10 +187,10 @@ def loader(dataset: Dataset, **knobs: object) -> DataLoader:
     return DataLoader(dataset, **{**usual, **knobs})
 
 
-def emulated(compute_ms: float, **speeds: float) -> EmulatedDevice:
-    """Make an emulated GPU with the given computing time of an image."""
+def simulated(compute_ms: float, **speeds: float) -> SimulatedGpu:
+    """Make a simulated GPU with the given computing time of an image."""
     profile = Profile(name="planted", compute_s_per_image=compute_ms / 1e3, **speeds)
-    return EmulatedDevice(profile, SystemClock())
+    return SimulatedGpu(profile, SystemClock())
 
 
 class Train:
@@ -199,10 +199,10 @@ class Train:
     Args:
         device: where it runs.
         sync_every: steps between two waits.
-        how: how batches are copied; see `EmulatedDevice.put`.
+        how: how batches are copied; see `SimulatedGpu.put`.
     """
 
-    def __init__(self, device: EmulatedDevice, *, sync_every: int = 50, **how: bool) -> None:
+    def __init__(self, device: SimulatedGpu, *, sync_every: int = 50, **how: bool) -> None:
         self.device, self.sync_every, self.how = device, sync_every, {**PINNED, **how}
         self.steps = 0
 
@@ -255,12 +255,12 @@ def training(
 
     Args:
         dataset: what is loaded.
-        step: trains; a number: an emulated GPU does, in so many milliseconds an image.
+        step: trains; a number: a simulated GPU does, in so many milliseconds an image.
         files: what an epoch reads.
         kept: whether all batches are there already.
         **knobs: of the loader, where it is not set well.
     """
-    step = step if callable(step) else Train(emulated(step))
+    step = step if callable(step) else Train(simulated(step))
     batches = loader(dataset, **knobs)
     return {
         "loader": list(batches) if kept else batches,

@@ -26,12 +26,12 @@ from benchmarks.photo_training import (
     Train,
     TrainHere,
     decode_half,
-    emulated,
+    simulated,
     training,
 )
 from labkit.contracts import Skip
 from labkit.machine.shared_memory import FOLDER as SHARED_MEMORY
-from labkit.parts.devices import EmulatedDevice
+from labkit.parts.devices import SimulatedGpu
 from labkit.parts.training.reporting import Reports
 
 IMAGES = 240
@@ -92,14 +92,14 @@ def expanded(sample: dict[str, object]) -> dict[str, object]:
 
 def large_batches(site: Site, fixed: bool) -> dict[str, object]:
     """Floats and maps over a slow link; better: bytes and boxes, the rest made on the device."""
-    device = emulated(COMPUTE_MS, pinned_bytes_per_s=0.35e9, pageable_bytes_per_s=0.175e9)
+    device = simulated(COMPUTE_MS, pinned_bytes_per_s=0.35e9, pageable_bytes_per_s=0.175e9)
     return training(Mapped(site.paths(IMAGES // 2), sparse=fixed), Train(device, side_stream=True))
 
 
 def pageable_copies(site: Site, fixed: bool) -> dict[str, object]:
     """Copies from ordinary memory, for which the host waits; better: pinned."""
     photos = Floats(site.paths(IMAGES // 2), [Resize(LARGE_PX)], decode_half)
-    device = emulated(COMPUTE_MS + 2, pinned_bytes_per_s=0.5e9, pageable_bytes_per_s=0.25e9)
+    device = simulated(COMPUTE_MS + 2, pinned_bytes_per_s=0.5e9, pageable_bytes_per_s=0.25e9)
     return training(photos, Train(device, pinned=fixed))
 
 
@@ -123,7 +123,7 @@ def small_shared_memory(site: Site, fixed: bool) -> dict[str, object]:
 class Averaging(Train):
     """Keeps an average of the weights on the host, which takes some milliseconds."""
 
-    def __init__(self, device: EmulatedDevice, *, sync_every: int) -> None:
+    def __init__(self, device: SimulatedGpu, *, sync_every: int) -> None:
         super().__init__(device, sync_every=sync_every, side_stream=True)
         self.weights = np.ones(10_000_000, np.float32)
         self.average = np.zeros_like(self.weights)
@@ -136,7 +136,7 @@ class Averaging(Train):
 def wait_every_step(site: Site, fixed: bool) -> dict[str, object]:
     """The loss is looked at in every step, so nothing overlaps; better: in every fiftieth."""
     photos = Floats(site.paths(IMAGES), [Resize()], decode_half)
-    device = emulated(COMPUTE_MS, pinned_bytes_per_s=0.2e9)
+    device = simulated(COMPUTE_MS, pinned_bytes_per_s=0.2e9)
     return training(photos, Averaging(device, sync_every=50 if fixed else 1))
 
 
@@ -151,7 +151,7 @@ class Saving(Train):
 
     WEIGHTS = 12_000_000
 
-    def __init__(self, device: EmulatedDevice, every: int, path: Path) -> None:
+    def __init__(self, device: SimulatedGpu, every: int, path: Path) -> None:
         super().__init__(device)
         self.every, self.path = every, path
         self.state = {"weights": torch.zeros(self.WEIGHTS), "step": 0}
@@ -169,7 +169,7 @@ class Saving(Train):
 def checkpoint_storm(site: Site, fixed: bool) -> dict[str, object]:
     """A checkpoint in every fifth step; better: in every hundredth."""
     path = site.scratch / ("seldom.pth" if fixed else "often.pth")
-    step = Saving(emulated(COMPUTE_MS / 2), 100 if fixed else 5, path)
+    step = Saving(simulated(COMPUTE_MS / 2), 100 if fixed else 5, path)
     return training(light_photos(site), step)
 
 
@@ -182,7 +182,7 @@ class Reporting(Train):
         reports: go to a server on this machine that answers late.
     """
 
-    def __init__(self, device: EmulatedDevice, every: int, reports: Reports) -> None:
+    def __init__(self, device: SimulatedGpu, every: int, reports: Reports) -> None:
         super().__init__(device)
         self.every, self.reports, self.start_s = every, reports, time.perf_counter()
 
@@ -195,7 +195,7 @@ class Reporting(Train):
 def slow_reports(site: Site, fixed: bool) -> dict[str, object]:
     """Every step is reported to a server that answers after 70 ms; better: every fiftieth."""
     reports = site.keep(Reports("http_70ms", site.scratch))
-    step = Reporting(emulated(COMPUTE_MS), 50 if fixed else 1, reports)
+    step = Reporting(simulated(COMPUTE_MS), 50 if fixed else 1, reports)
     return training(light_photos(site), step)
 
 
@@ -241,7 +241,7 @@ class Measuring(Train):
         metric: of the true boxes of an image and those that were found.
     """
 
-    def __init__(self, device: EmulatedDevice, metric) -> None:
+    def __init__(self, device: SimulatedGpu, metric) -> None:
         super().__init__(device)
         self.metric, self.values = metric, []
 
@@ -254,7 +254,7 @@ def metric_loops(site: Site, fixed: bool) -> dict[str, object]:
     """Every step compares boxes pair by pair in Python; better: arrays."""
     metric = iou_of_arrays if fixed else iou_by_pairs
     return training(
-        Boxed(site.paths(IMAGES), decode=decode_half), Measuring(emulated(COMPUTE_MS), metric)
+        Boxed(site.paths(IMAGES), decode=decode_half), Measuring(simulated(COMPUTE_MS), metric)
     )
 
 

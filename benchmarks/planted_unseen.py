@@ -30,11 +30,11 @@ from benchmarks.photo_training import (
     Site,
     Train,
     decode_half,
-    emulated,
+    simulated,
     training,
 )
 from benchmarks.planted_steps import light_photos, need_small_memory
-from labkit.parts.devices import EmulatedDevice
+from labkit.parts.devices import SimulatedGpu
 
 IMAGES = 160
 ROWS, COLUMNS = 1_000, 16
@@ -148,7 +148,7 @@ class Tasks(Train):
 
     TASKS, TASK_S = 4, 0.006
 
-    def __init__(self, device: EmulatedDevice, *, read_each: bool) -> None:
+    def __init__(self, device: SimulatedGpu, *, read_each: bool) -> None:
         super().__init__(device)
         self.read_each = read_each
         self.scores = np.random.default_rng(0).random(120_000, np.float32)
@@ -163,7 +163,7 @@ class Tasks(Train):
 
 def item_every_loss(site: Site, fixed: bool) -> dict[str, object]:
     """`.item()` of four losses in every step; better: they are added up on the device."""
-    step = Tasks(emulated(0.25), read_each=not fixed)
+    step = Tasks(simulated(0.25), read_each=not fixed)
     return training(light_photos(site), step)
 
 
@@ -187,7 +187,7 @@ def main_thread_transform(site: Site, fixed: bool) -> dict[str, object]:
     """The loop itself transforms what the loader delivers; better: the workers do."""
     transforms = [Resize(), smooth] if fixed else [Resize()]
     photos = Photos(site.paths(IMAGES), transforms, decode_half)
-    return training(photos, (Train if fixed else SmoothFirst)(emulated(1.0)))
+    return training(photos, (Train if fixed else SmoothFirst)(simulated(1.0)))
 
 
 def deep_queue(site: Site, fixed: bool) -> dict[str, object]:

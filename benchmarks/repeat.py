@@ -129,14 +129,14 @@ def repeat(
     turns = [(turn, place) for turn in range(times) for place in range(len(names))]
     for turn, place in bar(turns, total=len(turns), desc="runs"):
         name = names[(turn + place) % len(names)]
-        experiment = lab.experiment(name, data=str(data), device="emulated")
+        experiment = lab.experiment(name, data=str(data), device="simulated")
         runs[name].append(lab.run(experiment, "quick", results=results, progress=False))
     return runs
 
 
 def in_full(name: str, data: Path, results: Path) -> lab.Run:
     """Run the variants of quick mode in full mode."""
-    experiment = lab.experiment(name, data=str(data), device="emulated")
+    experiment = lab.experiment(name, data=str(data), device="simulated")
     same = replace(experiment, variants=experiment.measured(in_full=False))
     return lab.run(same, "full", results=results, blocks=FULL_BLOCKS, progress=False)
 

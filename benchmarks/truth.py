@@ -39,13 +39,13 @@ BASELINE, ARM = "baseline", "planted"
 def plant(delay_us: int) -> str:
     """Add a step of this length to the lab's table; return its name.
 
-    On the emulated device the delay is computing time; elsewhere the host is kept busy.
+    On the simulated GPU the delay is computing time; elsewhere the host is kept busy.
     """
     delay_s = delay_us / 1e6
 
     def open_step(settings: lab.Settings, device: object) -> lab.Step:
         def forward(batch: dict) -> None:
-            if device.emulated:
+            if device.is_simulated:
                 device.compute(len(batch["sample_id"]))
                 device.run(delay_s)
                 return
@@ -99,7 +99,7 @@ def run_designs(data: Path, results: Path, designs: int, blocks: int) -> Iterato
     def run(experiment: lab.Experiment, mode: str, blocks: int) -> lab.Run:
         return lab.run(experiment, mode, results=results, blocks=blocks, progress=False)
 
-    for device in ("cpu", "emulated"):
+    for device in ("cpu", "simulated"):
         cache = "cold" if can_evict() else "warm"
         base = lab.Settings(data=str(data), device=device, cache=cache)
         alone = serial(f"truth_prepare_{device}", base, {BASELINE: 0})

@@ -29,7 +29,7 @@ from labkit.resolve import TABLES
 from labkit.runs import calibrated_device, store
 from labkit.runs.active import Progress
 from labkit.runs.check_run import BaselineSkipped
-from labkit.settings import INPUT_PX, MODES, PROTOCOLS, field_kinds, help_texts
+from labkit.settings import INPUT_PX, MODES, NUMBERS_OR_NAMES, PROTOCOLS, field_kinds, help_texts
 
 LIST_WIDTHS = (20, 12, 26, 36)  # 100 columns with what is between
 Options = argparse.Namespace
@@ -407,6 +407,7 @@ def _run_options() -> argparse.ArgumentParser:
     settings = made.add_argument_group("settings, for all variants")
     for name, (kind, choices, _) in field_kinds().items():
         listed = f" One of: {', '.join(TABLES[name])}." if name in TABLES else ""
+        choices = () if name in NUMBERS_OR_NAMES else choices
         settings.add_argument(
             f"--{name.replace('_', '-')}",
             dest=name,

@@ -103,7 +103,7 @@ class DeviceBatch(dict):
     """A batch on its device: entry name -> tensor, and when its copy is done."""
 
     ready: Any = None
-    """A CUDA event, the emulated clock's second, or None where nothing is pending."""
+    """A CUDA event, the simulated clock's second, or None where nothing is pending."""
 
 
 class Device(Protocol):
@@ -112,8 +112,8 @@ class Device(Protocol):
     hardware: Hardware
     """As rows have it."""
     torch_device: torch.device
-    emulated: bool
-    """It computes nothing, and only takes the time: see `parts.devices.EmulatedDevice`."""
+    is_simulated: bool
+    """It computes nothing, and only takes the time: see `parts.devices.SimulatedGpu`."""
 
     def put(
         self, batch: Mapping[str, torch.Tensor], *, pinned: bool, side_stream: bool

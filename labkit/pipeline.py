@@ -353,7 +353,7 @@ class Pipeline:
     device: Device
     step: Step
     device_bytes: int = 0
-    """What an emulated device is charged for finishing a batch."""
+    """What a simulated GPU is charged for finishing a batch."""
 
     @property
     def settings(self) -> Settings:
@@ -373,7 +373,7 @@ class Pipeline:
         return self.parts.prefetcher(loader, device, **how)
 
     def finished(self, batch: DeviceBatch) -> dict[str, torch.Tensor]:
-        """Return the batch as the step sees it; an emulated device finishes nothing."""
+        """Return the batch as the step sees it; a simulated GPU finishes nothing."""
         return self._on_device(batch) if self.parts.finishes_on_device else batch
 
     def _on_device(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -382,7 +382,7 @@ class Pipeline:
     def forward(self, batch: DeviceBatch) -> object:
         """Finish the batch on the device where its preprocessor works there, then step."""
         if self.device_bytes:
-            device: Any = self.device  # an emulated one
+            device: Any = self.device  # a simulated one
             device.process(self.device_bytes)
         return self.step.forward(self.finished(batch))
 
@@ -403,7 +403,7 @@ def build(
 
     Args:
         settings: complete (`settings.complete`).
-        clock: what the emulated device tells the time by.
+        clock: what the simulated GPU tells the time by.
         excluded: indices of unreadable images.
         rank: of the process, where `ranks` train together.
 

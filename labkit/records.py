@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, Self
 
-from labkit.settings import CORRECTED, Settings, field_kinds
+from labkit.settings import CORRECTED, Settings, field_kinds, with_new_names
 
 # Format history
 #   1  first version
@@ -104,10 +104,10 @@ class Epoch:
     transfer_s: float
     """Host busy or blocked handing batches to the device."""
     forward_s: float | None
-    """Host time of the forward pass; None where the device has none (emulated)."""
+    """Host time of the forward pass; None where the device has none (simulated)."""
     backward_s: float | None
     launch_s: float | None
-    """Host time launching work on the emulated device; None where forward and backward are."""
+    """Host time launching work on the simulated GPU; None where forward and backward are."""
     sync_s: float
     """Host waiting for the device (`sync_every` and the end of the epoch)."""
     steps: int
@@ -115,7 +115,7 @@ class Epoch:
     batch_bytes: int
     """Bytes handed to the device, all batches together."""
     compute_s: float | None
-    """Device time spent on steps: the emulated device's timeline; None elsewhere."""
+    """Device time spent on steps: the simulated GPU's timeline; None elsewhere."""
     last_ids_crc: int | None = None
     """CRC-32 of the last batch's sample ids, in order, as int64."""
     last_means: dict[str, float | list[float]] | None = None
@@ -225,8 +225,8 @@ class Trial(AnyTrial):
     """Most that torch's tensors held on the CUDA device during the epochs."""
     gpu_reserved_bytes: int | None = None
     """Most that torch's allocator had taken of it, in use or kept for later."""
-    emulated_busy_share: float | None = None
-    """Share of the epochs in which the emulated device computed."""
+    simulated_busy_share: float | None = None
+    """Share of the epochs in which the simulated GPU computed."""
     peak_rss_bytes: int | None = None
     """Largest resident memory of the training process."""
     peak_pss_bytes: int | None = None
@@ -270,7 +270,10 @@ class Trial(AnyTrial):
             row = {**row, **_without_hardware(row.get("labels", {}))}
         hardware = (h if isinstance(h, Hardware) else Hardware(**h) for h in row["hardware"])
         epochs = tuple(_epoch_of(epoch) for epoch in row["epochs"])
-        return {**row, "hardware": tuple(hardware), "epochs": epochs}
+        if "emulated_busy_share" in row:  # before schema 7
+            row = {**row, "simulated_busy_share": row["emulated_busy_share"]}
+        settings = with_new_names(row["settings"])
+        return {**row, "settings": settings, "hardware": tuple(hardware), "epochs": epochs}
 
 
 def _without_hardware(labels: Mapping[str, str]) -> dict[str, Any]:

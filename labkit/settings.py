@@ -13,6 +13,7 @@ import contextlib
 import inspect
 import itertools
 import math
+import types
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
@@ -25,7 +26,7 @@ T = TypeVar("T")
 LEAST = {
     "images": 1, "num_workers": 0, "prefetch_factor": 1, "batch_size": 1,
     "sync_every": 0, "epochs": 1, "cv2_threads": 0, "torch_threads": 1, "seed": 0,
-    "cached": 0, "jitter_ms": 0, "checkpoint_every": 0, "report_every": 0, "metrics_every": 1,
+    "jitter_ms": 0, "checkpoint_every": 0, "report_every": 0, "metrics_every": 1,
     "ranks": 1, "gpu_slowdown": 1,
 }  # fmt: skip
 # Settings of earlier versions, which `with_new_names` translates or leaves out: old -> new name.
@@ -36,12 +37,15 @@ RENAMED = {
     "saver": "checkpoint_writer",
 }
 REMOVED = (
-    "if_not_written", "profile", "device_speed", "order", "progress_loss", "report_in_background",
+    "if_not_written", "profile", "device_speed", "order", "cached", "progress_loss",
+    "report_in_background",
 )  # fmt: skip
 CALIBRATED = ("calibrated", "calibrated_sleeping", "calibrated_spinning", "matched")  # profiles
 IN_THREAD = "_thread"  # ends the name of a sink whose reports a thread writes
-SLEEPING = "emulated_sleeping"  # a simulated GPU that the host waits for without using a core
-SIMULATED_GPUS = ("emulated", SLEEPING)
+SLEEPING = "simulated_sleeping"  # a simulated GPU that the host waits for without using a core
+SIMULATED_GPUS = ("simulated", SLEEPING)
+# Settings whose value is a number, also written as text, or a name.
+NUMBERS_OR_NAMES: dict[str, type] = {"gpu_images_per_s": float, "cache": int}
 INPUT_PX_STEP = 32  # ResNet-18 halves the image five times
 # Of an experiment that names no others.  The documents' 512 px and batches of 32 take two cores
 # half a second for a batch: a quick run would take five minutes.
@@ -66,10 +70,9 @@ class Settings:
     """Images per epoch, the same for all variants; unset: chosen by calibration."""
     storage: str = "here"
     """Medium to read from: a name, a folder's path, or a server such as far_20ms_1000mbit."""
-    cache: Literal["cold", "warm", "as found"] = "cold"
-    """Page cache before epoch 1: cold (evicted), warm (read beforehand), or left as it is."""
-    cached: int | None = None
-    """Percent of the data in memory before every epoch, drawn at random; unset: as cache says."""
+    cache: int | Literal["cold", "warm", "as found"] = "cold"
+    """Page cache before epoch 1: cold (evicted), warm (read beforehand), or left as it is; or the
+    percentage of the data that is in the page cache at the start of each epoch."""
     packing: str = "folder"
     """How the images are stored: one file each, or packed together."""
     storage_format: Literal["jpeg", "resized", "pixels", "sample"] = "jpeg"
@@ -107,8 +110,8 @@ class Settings:
     prefetcher: str = "none"
     """What fetches the next batch while the device works on this one."""
     device: str | None = None
-    """Where the training step runs; unset: cuda where it works, else emulated (simulated GPU).
-    With emulated_sleeping, the host leaves its core to others while it waits for the GPU."""
+    """Where the training step runs; unset: cuda where it works, else simulated.
+    With simulated_sleeping, the host leaves its core to others while it waits for the GPU."""
     gpu_images_per_s: float | str | None = None
     """Simulated GPU only: images/s it trains with the model alone, in batches of the baseline's
     size, or the name of a GPU; unset: as `labkit calibrate` measured."""
@@ -155,9 +158,11 @@ class Settings:
     """Seed of the shuffling and of every random draw."""
 
     def __post_init__(self) -> None:
-        with contextlib.suppress(TypeError, ValueError):  # it may be a name
-            if not isinstance(self.gpu_images_per_s, bool):
-                object.__setattr__(self, "gpu_images_per_s", float(self.gpu_images_per_s))
+        for name, kind in NUMBERS_OR_NAMES.items():
+            if isinstance(value := getattr(self, name), str | int):
+                with contextlib.suppress(ValueError):  # it is a name
+                    number = value if isinstance(value, bool) else kind(value)
+                    object.__setattr__(self, name, number)
         for field in fields(self):
             _check_kind(field.name, getattr(self, field.name))
         for name, least in LEAST.items():
@@ -175,8 +180,8 @@ class Settings:
                 f"input_px must be a positive multiple of {INPUT_PX_STEP}, got {self.input_px}; "
                 "try 256 or 512"
             )
-        if self.cached is not None and self.cached > 100:
-            raise ValueError(f"cached must be at most 100, got {self.cached}; it is in percent")
+        if isinstance(self.cache, int) and not 0 <= self.cache <= 100:
+            raise ValueError(f"cache must be a percentage from 0 to 100, got {self.cache}")
 
     @property
     def is_on_simulated_gpu(self) -> bool:
@@ -184,14 +189,9 @@ class Settings:
         return self.device in SIMULATED_GPUS
 
     @property
-    def cache_state(self) -> str | int:
-        """What memory holds when an epoch starts: `cached`, else `cache` (of epoch 1 only)."""
-        return self.cache if self.cached is None else self.cached
-
-    @property
     def cache_label(self) -> str:
-        """What the rows call `cache_state`: cold, warm, as found or "50 % cached"."""
-        return self.cache if self.cached is None else f"{self.cached} % cached"
+        """What the rows call `cache`: cold, warm, as found or "50 % cached"."""
+        return f"{self.cache} % cached" if isinstance(self.cache, int) else self.cache
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,7 +217,7 @@ class Mode:
 MODES: dict[str, Mode] = {
     mode.name: mode
     for mode in (
-        Mode(name="quick", blocks=3, epoch_s=1.0, min_steps=12, shuffled=True, judged=False),
+        Mode(name="quick", blocks=3, epoch_s=1.6, min_steps=12, shuffled=True, judged=False),
         Mode(name="document", blocks=1, epoch_s=0.0, min_steps=1, shuffled=False, judged=False),
         Mode(name="full", blocks=10, epoch_s=5.0, min_steps=50, shuffled=True, judged=True),
     )
@@ -308,6 +308,8 @@ def with_settings(base: Settings, changes: dict[str, Any]) -> Settings:
 def with_new_names(stored: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings that earlier versions wrote as today's."""
     kept = {RENAMED.get(name, name): x for name, x in stored.items() if name not in REMOVED}
+    if stored.get("cached") is not None:
+        kept["cache"] = stored["cached"]
     if "order" in stored:
         kept["shuffle"] = stored["order"] != "sequential"
     if stored.get("progress_loss") and stored.get("progress_bar") == "tqdm":
@@ -315,8 +317,8 @@ def with_new_names(stored: Mapping[str, Any]) -> dict[str, Any]:
     if stored.get("report_in_background"):
         kept["report_to"] = f"{stored.get('report_to', 'file')}{IN_THREAD}"
     profile, speed = str(stored.get("profile", "calibrated")), stored.get("device_speed")
-    if profile == "calibrated_sleeping":
-        kept["device"] = SLEEPING
+    if stored.get("device") == "emulated":
+        kept["device"] = SLEEPING if profile == "calibrated_sleeping" else "simulated"
     if speed is None and profile not in CALIBRATED:
         speed = profile
     return kept if speed is None else {"gpu_images_per_s": speed, **kept}
@@ -360,20 +362,20 @@ def complete(
         cores: CPU cores this process may use.
         has_cuda: a CUDA device runs kernels of this torch build.
         can_fork: the platform starts worker processes by fork.
-        real_step: what a device that is not emulated does with the preprocessor's batches.
+        real_step: what a device that is not simulated does with the preprocessor's batches.
 
     Returns:
         Settings in which only `images` and `gpu_images_per_s` may still be None: calibration
         finds them.
     """
-    device = settings.device or ("cuda" if has_cuda else "emulated")
+    device = settings.device or ("cuda" if has_cuda else "simulated")
     defaults = {
         "input_px": INPUT_PX,
         "batch_size": BATCH_SIZE,
         "num_workers": max(2, cores // 2),
         "device": device,
         "step": "timed" if device in SIMULATED_GPUS else real_step,
-        # The emulated device stands for a CUDA one, so its batches count as pinned too.
+        # The simulated GPU stands for a CUDA one, so its batches count as pinned too.
         "pin_memory": device != "cpu",
         "multiprocessing_context": "fork" if can_fork else "spawn",
     }
@@ -408,7 +410,8 @@ def field_kinds() -> dict[str, tuple[type, tuple[str, ...], bool]]:
     """
     kinds = {}
     for name, hint in typing.get_type_hints(Settings).items():
-        options = typing.get_args(hint) if type(None) in typing.get_args(hint) else (hint,)
+        is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+        options = typing.get_args(hint) if is_union else (hint,)
         # The last one: of a number or a name, both are written as text.
         *_, kind = (option for option in options if option is not type(None))
         choices = typing.get_args(kind) if typing.get_origin(kind) is Literal else ()
@@ -422,10 +425,12 @@ def _check_kind(name: str, value: object) -> None:
         return
     # bool is a kind of int in Python; a worker count of True would be a typo.
     accepted = (int, float) if kind is float else kind
-    if name == "gpu_images_per_s":
-        accepted = (float, str)
+    if isinstance(value, int | float) and isinstance(value, NUMBERS_OR_NAMES.get(name, ())):
+        accepted, choices = NUMBERS_OR_NAMES[name], ()
     if not isinstance(value, accepted) or (kind is not bool and isinstance(value, bool)):
         words = {int: "a whole number", float: "a number", bool: "True or False", str: "text"}[kind]
+        words = "a number or a name" if name in NUMBERS_OR_NAMES else words
         raise ValueError(f"{name} must be {words}, got {value!r}")
     if choices and value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
+        more = " or a number" if name in NUMBERS_OR_NAMES else ""
+        raise ValueError(f"{name} must be one of {', '.join(choices)}{more}, got {value!r}")

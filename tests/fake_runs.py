@@ -180,7 +180,7 @@ def fake_run_at_speeds(saved_at=SAVED_AT, *, blocks=10, mode="full", published=N
         },
         "calibration": {"images": 80, "load_images_per_s": 80.0, "device_images_per_s": 160.0},
     }  # fmt: skip
-    its = {"device": "emulated", "num_workers": 2, "cache": "cold"}
+    its = {"device": "simulated", "num_workers": 2, "cache": "cold"}
     told["variants"] = dict.fromkeys(labels, its)
     info = fake_info([*labels], **{**told, **more})
     return Run(folder=Path("/home/ada/results/prefetching"), info=info, trials=trials)
@@ -262,6 +262,6 @@ def fake_roofline(
         },
         "provenance": MINE, "source": "[004] section 3.3, experiment 3",
     }  # fmt: skip
-    told["variants"] = {label: {"device": "emulated", "num_workers": 2} for label in labels}
+    told["variants"] = {label: {"device": "simulated", "num_workers": 2} for label in labels}
     info = fake_info([*labels], **{**told, **more})
     return Run(folder=Path("/home/ada/results/roofline"), info=info, trials=trials)

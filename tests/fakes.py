@@ -19,7 +19,7 @@ LABELS = {"storage": REAL_DISK, "device": SIMULATED_GPU}
 
 
 def fake_epoch(epoch_s: float, *, images: int = 160, steps: int = 20) -> Epoch:
-    """An epoch on the emulated device: 10 ms to start up, 70 % compute."""
+    """An epoch on the simulated GPU: 10 ms to start up, 70 % compute."""
     return Epoch(
         epoch_s=epoch_s,
         startup_s=0.01,
@@ -62,7 +62,7 @@ def fake_trial(
         epochs=(fake_epoch(0.6 * time_s), fake_epoch(0.4 * time_s)) if ok else (),
         cpu_s=1.5 * time_s if ok else None,
         cpu_percent=150.0 if ok else None,
-        emulated_busy_share=0.7 if ok else None,
+        simulated_busy_share=0.7 if ok else None,
         peak_rss_bytes=400_000_000 if ok else None,
         cache_proof=fake_proof(labels.get("cache")) if ok else {},
         **split_labels(labels),

@@ -758,8 +758,8 @@ ROWS: dict[Callable, dict[str, tuple[Callable, str]]] = {
         "not a multiple": (given(input_px=100),
             "input_px must be a positive multiple of 32, got 100; try 256 or 512"),
         "no epoch": (given(epochs=0), "epochs must be at least 1, got 0"),
-        "below 0 %": (given(cached=-1), "cached must be at least 0, got -1"),
-        "above 100 %": (given(cached=101), "cached must be at most 100, got 101"),
+        "below 0 %": (given(cache=-1), "cache must be a percentage from 0 to 100, got -1"),
+        "above 100 %": (given(cache=101), "cache must be a percentage from 0 to 100, got 101"),
         "number as data": (given(data=3), "data must be text, got 3"),
         "unknown part": (given(decoder="opencvv"),
             "decoder must be one of kornia_rs, opencv, pillow, simplejpeg, simplejpeg_scaled, "),
@@ -770,7 +770,7 @@ ROWS: dict[Callable, dict[str, tuple[Callable, str]]] = {
             "fit their boxes, got 'loops'"),
         "decoder of a loader without": (given(**SCALED, loader="dali"),
             "decoder must be another one for the loader dali, which decodes by itself and in full"),
-        "model on a simulated GPU": (given(device="emulated", step="detector"),
+        "model on a simulated GPU": (given(device="simulated", step="detector"),
             "step must be timed on the simulated GPU"),
         "step of another preprocessor": (
             given(step="classifier"),
@@ -828,7 +828,7 @@ ROWS: dict[Callable, dict[str, tuple[Callable, str]]] = {
         "simulated GPU of an earlier version": (
             changed(lambda info: {
                 "schema": 2,
-                "variants": {label: {**values, "device": "emulated", "step": "timed"}
+                "variants": {label: {**values, "device": "simulated", "step": "timed"}
                              for label, values in info["variants"].items()}}),
             "run must have a simulated GPU that this version knows, got one whose host sleeps"),
         "other data": (changed(lambda info: {"data": {**info["data"], "manifest_hash": "other"}}),
@@ -854,7 +854,7 @@ ROWS: dict[Callable, dict[str, tuple[Callable, str]]] = {
         "pipelines that differ between epochs only": (given(experiment="persistent_workers"),
             "variants must be at least two for a roofline, which compares pipelines, got started "),
         "the CPU, which loads the data": (given(settings={"device": "cpu"}),
-            "device must be emulated or cuda for a roofline, got cpu; choose one of them"),
+            "device must be simulated or cuda for a roofline, got cpu; choose one of them"),
         "each batch twice": (given(settings={"gpu_slowdown": 2}),
             "gpu_slowdown must be 1 for a roofline, got 2; leave it out"),
         "three epochs": (given(settings={"epochs": 3}),
@@ -904,7 +904,7 @@ ROWS: dict[Callable, dict[str, tuple[Callable, str]]] = {
         "budget of 0.5 s": (given(budget_s=0.5), "budget_s must be at least 5, got 0.5; the d"),
         "device of torch": (
             given(device="cuda"),
-            "device must be an emulated device that the step uses, or None, got 'cuda'; leave it"),
+            "device must be a simulated GPU that the step uses, or None, got 'cuda'; leave it"),
         "folder as file": (given(files=["/"]), "files must be files, got /; give the paths"),
     },
     watch: {type(loader).__name__: (given(loader=loader),

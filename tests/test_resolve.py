@@ -45,7 +45,7 @@ def test_samples_wait_as_long_as_drawn_and_the_row_says_so(photos, monkeypatch):
     ("setting", "value", "plain"),
     [("precision", "amp", "fp32"), ("memory_format", "channels_last", "contiguous")],
 )
-def test_what_an_emulated_device_cannot_compute_is_left_out(monkeypatch, setting, value, plain):
+def test_what_a_simulated_device_cannot_compute_is_left_out(monkeypatch, setting, value, plain):
     message = (
         f"{setting} must be {plain} on the simulated GPU, which computes nothing, "
         f"got '{value}'; choose device cpu or cuda"
@@ -63,7 +63,7 @@ def test_batches_are_finished_on_the_side_stream_only_where_one_has_kernels_to_f
         resolve(completed(**name, preprocessor="loops", device="cuda", step="detector"))
     pixels = {**name, "preprocessor": "on_device", "step": "detector"}
     with pytest.raises(Skip, match="one queue for all; choose device cuda"):
-        resolve(completed(**{**pixels, "step": "timed"}, device="emulated"))
+        resolve(completed(**{**pixels, "step": "timed"}, device="simulated"))
     with pytest.raises(Skip, match="the cpu device does not have"):
         resolve(completed(**pixels, device="cpu"))
     parts = resolve(completed(**pixels, device="cuda"))
@@ -132,7 +132,7 @@ def test_a_run_keeps_the_facts_that_are_not_the_default():
         "plain": {"loader": "torch", "device": "cuda"},
         "resident": {"loader": "resident", "step": "nothing", "device": "cpu"},
         "rival": {"loader": "tf_data_tfrecord"},
-        "scaled": {"decoder": "simplejpeg_scaled", "storage": "tmpfs", "device": "emulated"},
+        "scaled": {"decoder": "simplejpeg_scaled", "storage": "tmpfs", "device": "simulated"},
         "older": {"prefetcher": "both_as_published", "preprocessor": "on_device"},
         "newer": {"loader": "of another version", "device": "tpu"},
     }

@@ -36,14 +36,14 @@ def test_only_what_is_unset_is_filled_in():
     assert (filled.input_px, filled.num_workers, filled.device) == (96, 0, "cpu")
     assert filled.batch_size == BATCH_SIZE
     unset = {name for name, (_, _, may) in field_kinds().items() if may}
-    unset -= {"images", "cached", "gpu_images_per_s"}
+    unset -= {"images", "gpu_images_per_s"}
     assert all(getattr(complete(Settings(), **machine), name) is not None for name in unset)
 
 
 @pytest.mark.parametrize(
-    ("has_cuda", "device", "step"), [(True, "cuda", "detector"), (False, "emulated", "timed")]
+    ("has_cuda", "device", "step"), [(True, "cuda", "detector"), (False, "simulated", "timed")]
 )
-def test_an_unset_device_is_cuda_where_it_works_and_else_emulated(has_cuda, device, step):
+def test_an_unset_device_is_cuda_where_it_works_and_else_simulated(has_cuda, device, step):
     filled = complete(Settings(), cores=2, has_cuda=has_cuda, can_fork=True)
     assert (filled.device, filled.step) == (device, step)
 
@@ -61,6 +61,7 @@ def test_stored_settings_of_an_earlier_version_are_read():
         ({"profile": "calibrated", "device_speed": 460.0}, {"gpu_images_per_s": 460.0}),
         ({"profile": "resnet50_a100"}, {"gpu_images_per_s": "resnet50_a100"}),
         ({"profile": "calibrated_sleeping", "device": "emulated"}, {"device": SLEEPING}),
+        ({"profile": "matched", "device": "emulated"}, {"device": "simulated"}),
     ],
 )
 def test_the_simulated_gpus_of_earlier_versions_are_read(stored, expected):

@@ -37,7 +37,7 @@ def cache_violation(trial: Trial, facts: Facts = NO_FACTS) -> str:
     # A resident batch was read before the epochs: no byte of them shows.
     is_known = fetched is not None and files and not facts.repeats_one_batch
     from_device = fetched / files if is_known else None
-    if (percent := trial.settings.get("cached")) is not None:
+    if isinstance(percent := trial.settings.get("cache"), int):
         shares = _shares_before(trial)
         if None in shares:
             return f"not known to be {wanted}: memory could not be looked at"
@@ -88,9 +88,9 @@ def resident_share_before(trials: Sequence[Trial]) -> float | None:
     shares = [share for trial in trials for share in _shares_before(trial)]
     if not shares or None in shares:
         return None
-    percent = trials[0].settings.get("cached")
+    percent = trials[0].settings.get("cache")
     cold = any(trial.labels.get("cache") == "cold" for trial in trials)
-    asked = float(not cold) if percent is None else percent / 100
+    asked = percent / 100 if isinstance(percent, int) else float(not cold)
     return max(shares, key=lambda share: abs(share - asked))
 
 
@@ -112,7 +112,8 @@ def other_cache(settings: Settings, baseline: Settings, facts: Facts) -> str:
         baseline: the settings of what it is compared with.
         facts: of the variant.
     """
-    if settings.cached != baseline.cached:
+    shares = [one.cache for one in (settings, baseline) if isinstance(one.cache, int)]
+    if shares and settings.cache != baseline.cache:
         return "memory held another share of its data than of the baseline's"
     # A cold start needs nothing in memory; data far away has no cache state here.
     if settings.cache not in (baseline.cache, "cold") and not facts.stays_in_memory:

@@ -201,9 +201,9 @@ class Averages:
         return _mean_known(trial.gpu_util_mean for trial in self.of_epochs)
 
     @property
-    def emulated_busy_share(self) -> float | None:
-        """Share of the epochs in which the emulated device computed."""
-        return _mean_known(trial.emulated_busy_share for trial in self.of_epochs)
+    def simulated_busy_share(self) -> float | None:
+        """Share of the epochs in which the simulated GPU computed."""
+        return _mean_known(trial.simulated_busy_share for trial in self.of_epochs)
 
     # --- memory
 
@@ -253,7 +253,8 @@ class Averages:
     def swapped_pages(self) -> int | None:
         """Pages that the machine swapped in or out during these trials."""
         ways = ("swapped_in_pages", "swapped_out_pages")
-        return _sum(trial.disturbance.get(way) for trial in self.trials for way in ways)
+        pages = _sum(trial.disturbance.get(way) for trial in self.trials for way in ways)
+        return None if pages is None else int(pages)
 
 
 @dataclass(frozen=True, kw_only=True)

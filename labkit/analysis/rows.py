@@ -28,7 +28,7 @@ COLUMNS = (
     "published", "verdict", "epoch1_s", "epoch2_s", "startup_s",
     "steady_images_per_s", "steady_reason", "wait_share", "transfer_share", "step_share",
     "sync_share", "compute_share", "stall_share", "cpu_percent", "gpu_util",
-    "emulated_busy_share", "cpu_s_per_1000_images", "wait_p50_s", "wait_p99_s", "peak_rss_bytes",
+    "simulated_busy_share", "cpu_s_per_1000_images", "wait_p50_s", "wait_p99_s", "peak_rss_bytes",
     "peak_pss_bytes", "peak_shm_bytes", "gpu_memory_bytes", "gpu_allocated_bytes",
     "gpu_reserved_bytes", "resident_share_before", "device_read_share", "swapped_pages",
     "labels", "device_images_per_s", "load_images_per_s", "x",

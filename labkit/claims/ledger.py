@@ -538,9 +538,9 @@ def gpu_util(contrast: Contrast, evidence: _Evidence) -> Answer:
         return _say_finding(evidence, f"GPU-util {', '.join(shares)}", rows, word)
     said = "not testable here: GPU-util is NVML's, of an NVIDIA GPU"
     busy = [
-        f"{units.percent(row.emulated_busy_share)} {row.variant}"
+        f"{units.percent(row.simulated_busy_share)} {row.variant}"
         for row in rows
-        if row.emulated_busy_share is not None
+        if row.simulated_busy_share is not None
     ]
     if busy:
         said += f"; the device computed for {', '.join(busy)} of the time"

@@ -1,7 +1,7 @@
 """What a step computes on, as a diagnosis observes it: how long the host waits, the device works.
 
     Host       the step computes on the CPU; there is nothing to wait for
-    Emulated   put, compute and synchronize of an emulated device, timed while it is observed
+    Simulated   put, compute and synchronize of a simulated GPU, timed while it is observed
     Cuda       torch's profiler
     Mps        Apple's GPU; only waiting until it is done
 
@@ -20,7 +20,7 @@ from typing import Any
 
 from labkit.diagnosis.loaders import map_batch, move_batch
 from labkit.machine.gpu import index_in_use, is_mps_in_use
-from labkit.parts.devices import EmulatedDevice
+from labkit.parts.devices import SimulatedGpu
 
 # Functions of CUDA that return when the device is done; copies to pinned memory return at once.
 WAITS = re.compile(r"cuda\w*(Synchronize|Memcpy)")
@@ -70,26 +70,26 @@ class Host:
         """
 
 
-class Emulated(Host):
-    """An emulated device, whose methods are timed while this context is open."""
+class Simulated(Host):
+    """A simulated GPU, whose methods are timed while this context is open."""
 
     has_queue = True
 
-    def __init__(self, device: EmulatedDevice) -> None:
-        self.label, self.emulated = str(device.hardware), device
+    def __init__(self, device: SimulatedGpu) -> None:
+        self.label, self.simulated_gpu = str(device.hardware), device
         self._copied = None  # what the step copied last
         self.how: Mapping[str, bool] = {}
         """Of the last copy: whether pinned, and on a side_stream."""
 
-    def __enter__(self) -> Emulated:
+    def __enter__(self) -> Simulated:
         super().__enter__()
         # On the instance, so that the class and other devices stay as they are.
         for name in ("put", "compute", "synchronize"):
-            setattr(self.emulated, name, partial(self._timed, name))
+            setattr(self.simulated_gpu, name, partial(self._timed, name))
         return self
 
     def _timed(self, name: str, *args: object, **how: bool) -> object:
-        device, readings = self.emulated, self.readings
+        device, readings = self.simulated_gpu, self.readings
         waited_s, given_s = device.waited_s, device.compute_s
         result = getattr(type(device), name)(device, *args, **how)
         waited_s = device.waited_s - waited_s
@@ -103,15 +103,15 @@ class Emulated(Host):
 
     def __exit__(self, *_: object) -> None:
         for name in ("put", "compute", "synchronize"):
-            vars(self.emulated).pop(name, None)
+            vars(self.simulated_gpu).pop(name, None)
 
     def synchronize(self) -> None:
         """Wait for the device; not counted."""
-        type(self.emulated).synchronize(self.emulated)
+        type(self.simulated_gpu).synchronize(self.simulated_gpu)
 
     def copying(self, batch: object, *, pinned: bool) -> Callable[[], object] | None:
         """Return a function that copies what the step copied last."""
-        put = partial(self.emulated.put, pinned=pinned, side_stream=False)
+        put = partial(self.simulated_gpu.put, pinned=pinned, side_stream=False)
         return None if self._copied is None else partial(put, self._copied)
 
 
@@ -191,14 +191,14 @@ def _pin(leaf: Any) -> object:
     return leaf.pin_memory() if is_on_host else leaf
 
 
-def find_device(device: EmulatedDevice | None) -> Host:
+def find_device(device: SimulatedGpu | None) -> Host:
     """Return what the step computes on; called after the step was called once.
 
     Args:
-        device: an emulated device that the step uses, or None.
+        device: a simulated GPU that the step uses, or None.
     """
     if device is not None:
-        return Emulated(device)
+        return Simulated(device)
     index = index_in_use()
     if index is not None:
         return Cuda(index)

@@ -30,7 +30,7 @@ from labkit.diagnosis.remedies import (
 from labkit.diagnosis.verify import try_remedies
 from labkit.files import bar
 from labkit.machine import shared_memory
-from labkit.parts.devices import EmulatedDevice
+from labkit.parts.devices import SimulatedGpu
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -54,7 +54,7 @@ def diagnose(
     model: torch.nn.Module | None = None,
     optimizer: torch.optim.Optimizer | None = None,
     files: Iterable[Path | str] | None = None,
-    device: EmulatedDevice | None = None,
+    device: SimulatedGpu | None = None,
     budget_s: float = BUDGET_S,
     progress: bool = True,
 ) -> Diagnosis:
@@ -68,7 +68,7 @@ def diagnose(
             limit, bf16 autocast, channels_last and torch.compile are tried.
         optimizer: its state is restored, too.
         files: what an epoch reads; epochs are measured cold only where they are given.
-        device: an emulated device that the step uses; CUDA and the CPU are found.
+        device: a simulated GPU that the step uses; CUDA and the CPU are found.
         budget_s: seconds of measuring, at least five; some seconds come on top.
         progress: show a bar.
 
@@ -86,9 +86,9 @@ def diagnose(
             f"step must be a function of a batch, got {step!r}; "
             "put the body of your training loop into one"
         )
-    if not isinstance(device, EmulatedDevice | None):
+    if not isinstance(device, SimulatedGpu | None):
         raise ValueError(
-            f"device must be an emulated device that the step uses, or None, got {device!r}; "
+            f"device must be a simulated GPU that the step uses, or None, got {device!r}; "
             "leave it out: CUDA and the CPU are found"
         )
     if not budget_s >= LEAST_BUDGET_S:

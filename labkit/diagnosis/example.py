@@ -2,7 +2,7 @@
 
     folder of .jpg ─▶ Photos: read, decode, resize, normalize ─▶ DataLoader ─▶ step
 
-Without a GPU the step occupies an emulated device and trains nothing; what is measured of loading
+Without a GPU the step occupies a simulated GPU and trains nothing; what is measured of loading
 is real.  Labels are made up in either case.
 """
 
@@ -16,7 +16,7 @@ import numpy as np
 
 from labkit.machine.clock import SystemClock
 from labkit.machine.gpu import cuda
-from labkit.parts.devices import GPUS, EmulatedDevice, Profile
+from labkit.parts.devices import GPUS, Profile, SimulatedGpu
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -37,7 +37,7 @@ class Example(NamedTuple):
     step: Callable[[object], None]
     files: list[Path]
     """What the loader reads."""
-    device: EmulatedDevice | None
+    device: SimulatedGpu | None
     """The stand-in where there is no GPU."""
 
 
@@ -95,7 +95,7 @@ def example_loop(data: str = "data/photos", *, images: int = IMAGES, **knobs: An
 
     Returns:
         Loader, step, files and device.  The step trains a ResNet-18 on CUDA where that works,
-        and occupies an emulated device elsewhere.
+        and occupies a simulated GPU elsewhere.
 
     Raises:
         ValueError: the folder has no .jpg files.
@@ -115,7 +115,7 @@ def example_loop(data: str = "data/photos", *, images: int = IMAGES, **knobs: An
     loader: DataLoader = DataLoader(photos, batch_size=BATCH_SIZE, shuffle=True, **knobs)
     if cuda().works:
         return Example(loader, _train_on_cuda(), files, None)
-    device = EmulatedDevice(Profile(name=GPU, compute_s_per_image=1 / GPUS[GPU]), SystemClock())
+    device = SimulatedGpu(Profile(name=GPU, compute_s_per_image=1 / GPUS[GPU]), SystemClock())
 
     def step(batch: Any) -> None:
         pictures, labels = batch

@@ -39,7 +39,7 @@ from labkit.diagnosis.profile import NO_DATALOADER, kinds_of
 from labkit.machine import hardware, procfs
 from labkit.machine.usage import cores_s, own_cpu_s
 from labkit.parts.decoding import DECODERS
-from labkit.parts.devices import EmulatedDevice
+from labkit.parts.devices import SimulatedGpu
 from labkit.parts.storage import cache_state
 from labkit.runs.reasons import one_line
 from labkit.steady_rate import fewest_batches, steady_rate
@@ -362,7 +362,7 @@ def collect(
     loop: Loop,
     *,
     files: Sequence[Path] = (),
-    device: EmulatedDevice | None = None,
+    device: SimulatedGpu | None = None,
     budget_s: float,
     say: Callable[[str, float], None],
 ) -> Measured:
@@ -371,7 +371,7 @@ def collect(
     Args:
         loop: its model is changed by the steps.
         files: what an epoch reads; without them there is no cold arm.
-        device: an emulated one that the step uses.
+        device: a simulated one that the step uses.
         budget_s: for all of it.
         say: called with what is measured next and the share that is done.
 
@@ -410,7 +410,7 @@ def in_one_line(error: Exception) -> str:
 def _measure(
     m: Measured,
     files: Sequence[Path],
-    device: EmulatedDevice | None,
+    device: SimulatedGpu | None,
     budget_s: float,
     say: Callable[[str, float], None],
 ) -> None:
@@ -453,7 +453,7 @@ def _measure(
     _look_into_step(m, PROFILE_SHARE * budget_s)
 
 
-def _look(loop: Loop, device: EmulatedDevice | None) -> float:
+def _look(loop: Loop, device: SimulatedGpu | None) -> float:
     """Run some steps, find out what they compute on, keep batches; return mean seconds."""
     at_s = [time.perf_counter()]
     with stall_limit() as wait_for:

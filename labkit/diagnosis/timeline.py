@@ -1,9 +1,9 @@
 """Timelines: what device, cores, disk and host did, moment by moment, while a loop ran.
 
     thread, 10 Hz ─ GPU-Util, GPU memory (NVML), every core (psutil), bytes fetched from disks
-    the loop ─ when it waited and computed; an emulated device ─ when it computed
+    the loop ─ when it waited and computed; a simulated GPU ─ when it computed
 
-At 10 samples a second only what the loop and the emulated device report shows what is shorter than
+At 10 samples a second only what the loop and the simulated GPU report shows what is shorter than
 0.1 s.  Cores are the whole machine's, other programs included; bytes are those that this process
 and its workers fetched from devices, without what the page cache held.
 
@@ -28,7 +28,7 @@ from labkit.diagnosis.loaders import copied, epochs, is_data_loader
 from labkit.machine.clock import SystemClock
 from labkit.machine.gpu import Reading, cuda, open_gpu
 from labkit.machine.usage import GpuWatch, Sampler, cores_s, tree_read_bytes
-from labkit.parts.devices import EmulatedDevice
+from labkit.parts.devices import SimulatedGpu
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -59,7 +59,7 @@ class Timeline:
     host: Mapping[str, tuple[Band, ...]] = field(default_factory=dict)
     """Start and end of everything that the loop marked, by name: "wait", "compute"."""
     device: tuple[Band, ...] | None = None
-    """Start and end of the emulated device's computing; None where there is none."""
+    """Start and end of the simulated GPU's computing; None where there is none."""
     device_label: str = ""
     """Such as "simulated GPU, 460 images/s"."""
 
@@ -125,7 +125,7 @@ def record_timeline(
     loader: Iterable,
     step: Callable[[object], object],
     *,
-    device: EmulatedDevice | None = None,
+    device: SimulatedGpu | None = None,
     seconds: float = SECONDS,
 ) -> Timeline:
     """Run a loop for some seconds, epoch after epoch, and record a timeline of it.
@@ -133,7 +133,7 @@ def record_timeline(
     Args:
         loader: any iterable of batches; of a DataLoader a copy runs, whose workers end with it.
         step: called with every batch; may train a model, which should be one to throw away.
-        device: an emulated device that the step uses.
+        device: a simulated GPU that the step uses.
         seconds: no step begins later.
 
     Returns:

@@ -10,7 +10,7 @@ from labkit.settings import Settings, change_all
 
 # Bottlenecks that are known beforehand.
 LOADING, COMPUTING, LOSS = "loading", "computing", "loss in loops"
-# With one worker this alone is twice a step of the emulated device, on however many cores.
+# With one worker this alone is twice a step of the simulated GPU, on however many cores.
 JITTER_MS = 6
 
 

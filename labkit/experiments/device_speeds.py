@@ -47,7 +47,7 @@ def at_operating_points(experiment: Experiment) -> Experiment:
     Args:
         experiment: what to compare; each of its variants loads and trains every batch.
     """
-    simulated = experiment.change(lambda settings: replace(settings, device="emulated"))
+    simulated = experiment.change(lambda settings: replace(settings, device="simulated"))
     known, first = simulated.variants, experiment.baseline
     ordered = {first: known[first], **known}  # the first variant of a group is its baseline
     points = {f"x = {x:g}": x for x in POINTS}
@@ -63,7 +63,7 @@ def at_operating_points(experiment: Experiment) -> Experiment:
 def over_device_speeds(experiment: Experiment, cache: str | None = None) -> Experiment:
     """Return an experiment that measures another one's variants at several device speeds.
 
-    The device is an emulated one unless the baseline names another, and a trial has one epoch.
+    The device is a simulated one unless the baseline names another, and a trial has one epoch.
     Variants that leave out loading or computing are left out, and those that differ from another
     in what happens between epochs only.
 
@@ -84,10 +84,10 @@ def over_device_speeds(experiment: Experiment, cache: str | None = None) -> Expe
         )
     known = experiment.settings
     base = known[experiment.baseline]
-    device = base.device or "emulated"
+    device = base.device or "simulated"
     if find_part(DevicePart, device).is_cpu:
         raise ValueError(
-            f"device must be emulated or cuda for a roofline, got {device}; choose one of them"
+            f"device must be simulated or cuda for a roofline, got {device}; choose one of them"
         )
     wanted = with_settings(base, {"cache": cache or base.cache})
     facts = {label: gather_facts(vars(settings)) for label, settings in known.items()}
@@ -98,14 +98,14 @@ def over_device_speeds(experiment: Experiment, cache: str | None = None) -> Expe
     alike = {replace(kept[label], persistent_workers=False): label for label in in_turn}
     kept = {label: its for label, its in kept.items() if label in alike.values()}
     name, about = f"{experiment.name}{SUFFIX}", experiment.name
-    states = {settings.cache for settings in kept.values()}
+    states = {str(settings.cache) for settings in kept.values()}
     if len(states) > 1:
-        if wanted.cache not in states:
+        if str(wanted.cache) not in states:
             raise ValueError(
                 f"cache must be {' or '.join(sorted(states))} for a roofline of {experiment.name}, "
                 f"got {wanted.cache}; leave it out"
             )
-        state = wanted.cache.replace(" ", "_")
+        state = str(wanted.cache).replace(" ", "_")
         name, about = f"{name}_{state}", f"{about}, {wanted.cache} epoch"
         kept = {
             label: settings

@@ -42,7 +42,7 @@ def ranks(base: Settings) -> Variants:
     workers = max(RANKS[-1], hardware.cores() // RANKS[-1] * RANKS[-1])
     base = replace(
         base,
-        device=base.device or "emulated",
+        device=base.device or "simulated",
         num_workers=workers if base.num_workers is None else base.num_workers,
         epochs=1,
     )
@@ -77,7 +77,7 @@ def communication(base: Settings) -> Variants:
     base = replace(
         base,
         device=device,
-        step=base.step or ("small_classifier" if device != "emulated" else None),
+        step=base.step or ("small_classifier" if device != "simulated" else None),
         preprocessor="classification",
         loader="resident",
         cache="as found",

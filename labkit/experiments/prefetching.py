@@ -104,7 +104,7 @@ def prefetching_in_depth(base: Settings) -> Variants:
 def pin_memory(base: Settings) -> Variants:
     """Compare batches in pinned and pageable memory, with and without a side stream.
 
-    The emulated device follows CUDA's rules: a copy runs beside computation only from pinned
+    The simulated GPU follows CUDA's rules: a copy runs beside computation only from pinned
     memory and on another stream.
 
     Source: [001] 1.6, [002], [003], [004] 2.2.

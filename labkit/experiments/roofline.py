@@ -17,7 +17,7 @@ TEXTBOOK_PX = 224  # side of the input in most tutorials
 def textbook(base: Settings) -> Experiment:
     """Compare PyTorch's ImageNet example with faster parts, each added to the last.
 
-    Files are in memory, so that the processor alone limits loading.  The emulated device trains
+    Files are in memory, so that the processor alone limits loading.  The simulated GPU trains
     what the tutorials train: the calibrated one would be too slow to show what these parts gain.
 
     Source: pytorch/examples, imagenet/main.py.

@@ -58,7 +58,7 @@ def memory(base: Settings) -> Experiment:
         PACKED: replace(base, storage="hdd", packing="raw", shuffle=False),
         SSD: replace(base, storage="ssd", packing="folder"),
     }
-    groups = {f"{n} % in memory": change_all(arms, cached=n) for n in IN_MEMORY}
+    groups = {f"{n} % in memory": change_all(arms, cache=n) for n in IN_MEMORY}
     quick = [f"{n} % in memory" for n in QUICK_IN_MEMORY]
     return Experiment(
         "memory",

@@ -21,7 +21,7 @@ from labkit.records import effective_settings
 from labkit.resolve import TABLES, complete_here
 from labkit.runs.experiment import Experiment
 from labkit.runs.schedule import default_blocks
-from labkit.settings import MODES, Settings, field_kinds, help_texts
+from labkit.settings import MODES, NUMBERS_OR_NAMES, Settings, field_kinds, help_texts
 
 if TYPE_CHECKING:
     from ipywidgets import Widget
@@ -191,9 +191,10 @@ def _control(name: str, start: Request) -> Widget:
     said = {"description": name, "tooltip": help_texts()[name]}
     if kind is bool:
         return widgets.Dropdown(options=[(AUTO, AUTO), ("yes", True), ("no", False)], **said)
-    if name in ("storage", "gpu_images_per_s"):  # a folder's path, or a number
-        others = media.media() if name == "storage" else ()
-        return widgets.Combobox(options=[AUTO, *TABLES[name], *others], **said)
+    if name == "storage" or name in NUMBERS_OR_NAMES:  # a folder's path, or a number
+        folders = media.media() if name == "storage" else ()
+        names = choices or TABLES[name]
+        return widgets.Combobox(options=[AUTO, *names, *folders], **said)
     if choices := choices or tuple(TABLES.get(name, ())):
         given = start.settings.get(name)
         others = [] if given in (*choices, None) else [given]  # the run says that it is unknown

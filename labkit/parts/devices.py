@@ -2,7 +2,7 @@
 
     host ──put──▶ device copy ──wait──▶ step ──▶ synchronize
 
-`cuda` uses real streams and events, `cpu` transfers nothing, `emulated` models a CUDA device: it
+`cuda` uses real streams and events, `cpu` transfers nothing, `simulated` models a CUDA device: it
 keeps two timelines, one of its copy engine and one of its compute queue, with absolute deadlines
 of the clock it is given.  A copy overlaps with compute only if its host memory is pinned *and* it
 runs on a side stream.  The host needs a core as with CUDA: to launch a step, to copy from pageable
@@ -33,7 +33,7 @@ class CpuDevice:
     """The host itself: nothing is copied, and nothing runs asynchronously."""
 
     hardware = Hardware("device", details="cpu")
-    emulated = False
+    is_simulated = False
 
     def __init__(self) -> None:
         import torch
@@ -60,7 +60,7 @@ class CudaDevice:
         Skip: there is none that this torch build can use.
     """
 
-    emulated = False
+    is_simulated = False
 
     def __init__(self) -> None:
         import torch
@@ -115,7 +115,7 @@ class CudaDevice:
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """The speed of an emulated device."""
+    """The speed of a simulated GPU."""
 
     name: str
     compute_s_per_image: float | None
@@ -148,7 +148,7 @@ class Profile:
 
 # Images/s that they train.  MLPerf Storage's: 0.435 s and 0.224 s per batch of 400.
 GPUS = {"resnet50_a100": 400 / 0.435, "resnet50_h100": 400 / 0.224}
-# EVIDENCE 2: utilization that an emulated device must reach with a free loader.
+# EVIDENCE 2: utilization that a simulated GPU must reach with a free loader.
 FREE_LOADER_MIN_AU = 0.99
 # CUDA queues about 1,024 launches before a launch blocks the host; a training step of the
 # detector launches some 350 kernels.
@@ -159,7 +159,7 @@ MAX_LATE_S = 0.001
 PIECE_BYTES = 1 << 18  # of a copy from pageable memory: fits into any core's cache
 
 
-class EmulatedDevice:
+class SimulatedGpu:
     """A CUDA device's timing without one: two timelines and a clock.
 
     Args:
@@ -167,7 +167,7 @@ class EmulatedDevice:
         clock: tells the time, waits and launches; a fake one in tests.
     """
 
-    emulated = True
+    is_simulated = True
 
     def __init__(self, profile: Profile, clock: Clock) -> None:
         import torch
@@ -190,7 +190,7 @@ class EmulatedDevice:
         self._copy_free_s = 0.0  # when the copy engine is done with all it was given
         self._compute_free_s = 0.0  # the same for the compute (default) stream
         self._step_ends_s: deque[float] = deque()
-        self._late_s = 0.0  # delay of the host that only the emulation causes
+        self._late_s = 0.0  # delay of the host that only the simulation causes
         clock.launch(0.0)  # measures its operations, once in a process
         clock.spin_until(clock.now())
 
@@ -298,7 +298,7 @@ class DevicePart(Part):
         if settings.gpu_images_per_s is not None and not self.is_simulated:
             return (
                 f"gpu_images_per_s must be unset on device {settings.device}, which is as fast as "
-                f"it is, got {settings.gpu_images_per_s}; choose device emulated"
+                f"it is, got {settings.gpu_images_per_s}; choose device simulated"
             )
         if settings.precision == "amp" and self.is_cpu and not hardware.has_bfloat16():
             return (
@@ -318,6 +318,6 @@ class DevicePart(Part):
 DEVICES: dict[str, Callable[[Profile, Clock], Device]] = {
     "cpu": DevicePart(lambda profile, clock: CpuDevice(), is_cpu=True),
     "cuda": DevicePart(lambda profile, clock: CudaDevice(), is_cuda=True),
-    "emulated": DevicePart(EmulatedDevice, is_simulated=True),
-    SLEEPING: DevicePart(EmulatedDevice, is_simulated=True, sleeps=True),
+    "simulated": DevicePart(SimulatedGpu, is_simulated=True),
+    SLEEPING: DevicePart(SimulatedGpu, is_simulated=True, sleeps=True),
 }

@@ -140,7 +140,7 @@ class Prefetcher(Part):
         if self.needs_streams and chosen.device.is_cpu:
             return (
                 f"{settings.prefetcher} copies on a side stream, which the cpu device does not "
-                "have; choose device cuda or emulated"
+                "have; choose device cuda or simulated"
             )
         if not self.finishes:
             return ""

@@ -74,8 +74,9 @@ def _arms(run: StoredRun) -> dict[str, Points]:
     """Return what was measured of each way to store the data; the baseline first."""
     found: dict[str, Points] = {}
     for row in run.summary.rows:
-        percent = run.info.variants[row.variant].cached
-        if None not in (percent, row.normalized_time, row.steady_images_per_s):
+        percent = run.info.variants[row.variant].cache
+        known = None not in (row.normalized_time, row.steady_images_per_s)
+        if isinstance(percent, int) and known:
             found.setdefault(row.name, []).append((percent / 100, row))
     return {arm: sorted(points, key=itemgetter(0)) for arm, points in found.items()}
 

@@ -473,12 +473,12 @@ def curve(summary: Summary) -> Figure:
             cheap = next(row.variant for steps, row in points if steps == limit)
             shown.append(f"{NEGLIGIBLE_SAID} {cheap}")
     with page() as figure:
-        handles = _draw_curve(figure.add_subplot(), summary, found)
+        handles = _draw_over_steps(figure.add_subplot(), summary, found)
         frame(figure, *around(summary), 3.9, handles, shown=shown, columns=3)
     return figure
 
 
-def _draw_curve(axes: Axes, summary: Summary, found: Mapping[str, Points]) -> list[Artist]:
+def _draw_over_steps(axes: Axes, summary: Summary, found: Mapping[str, Points]) -> list[Artist]:
     from matplotlib.lines import Line2D
 
     chosen, advice = summary.info.x_axis, summary.info.x_axis.advice
@@ -762,7 +762,7 @@ GPU_UTIL = (
     "does not show how much of the GPU worked: one small kernel on one multiprocessor reads "
     "100 %. Waits that are shorter than the period are not visible."
 )
-EMULATED = (
+SIMULATED = (
     "There is no GPU-Util here: the bands are when the simulated GPU computed. A real "
     "GPU's GPU-Util would be their average over 1/6 to 1 s, and would not show shorter waits."
 )
@@ -785,7 +785,7 @@ def timeline(seen: Timeline, title: str = "Use of device, cores, disk and host")
     panels, missing = _panels(seen)
     titles = [wrap(said, 100) for said, _, _ in panels]
     heights_in = [height_in for _, height_in, _ in panels]
-    footer = GPU_UTIL if seen.device is None else EMULATED
+    footer = GPU_UTIL if seen.device is None else SIMULATED
     lines = [Line(title, 13, "bold")]
     if seen.device is not None:
         lines.append(Line("Simulated GPU", 10, "bold", WARNING_INK))

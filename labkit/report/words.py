@@ -64,9 +64,9 @@ def plain_labels(summary: Summary) -> list[str]:
     labels = summary.labels | {
         hardware.kind: str(hardware) for hardware in summary.hardware if hardware.how == "real"
     }
-    own = [row for row in summary.rows if row.labels and row.variant == summary.baseline]
+    own = [row for row in summary.rows if row.hardware and row.variant == summary.baseline]
     if summary.kind != "roofline":
-        own = [row for row in summary.rows if row.labels]
+        own = [row for row in summary.rows if row.hardware]
     rates = {row.device_images_per_s for row in own}
     if "device" in labels and len(rates) == 1 and None not in rates:
         labels["device"] += f", {units.rate(*rates)}"

@@ -52,7 +52,7 @@ def calibrate_run(run: ActiveRun, epoch_share: float) -> None:
         epoch_share: how long epochs should be, as a share of the mode's.
 
     Raises:
-        RuntimeError: the baseline cannot run here, or the emulated device is too slow.
+        RuntimeError: the baseline cannot run here, or the simulated GPU is too slow.
     """
     calibration = _device(run)
     run.progress.say("calibrating: how fast is the baseline here?")
@@ -102,7 +102,7 @@ def calibrate_run(run: ActiveRun, epoch_share: float) -> None:
 
 
 def _device(run: ActiveRun) -> Calibration:
-    """Return the rate of the baseline's emulated device, and the calibration that the run uses."""
+    """Return the rate of the baseline's simulated GPU, and the calibration that the run uses."""
     calibration = Calibration()
     if any(map(is_calibrated, run.remaining.values())):
         how: dict[str, Any] = {
@@ -255,7 +255,7 @@ def gpu_rate(settings: Settings) -> float:
 
     Returns:
         The rate with a batch that stays on the device and a host that hardly waits for it, as the
-        speed of an emulated device.
+        speed of a simulated GPU.
     """
     clock = SystemClock()
     pipeline = build(replace(settings, loader="resident", prefetcher="none"), clock)

@@ -4,7 +4,7 @@
     every rank: meet ─ its share of the epoch's images, meeting at every step ─ gather
 
 Gloo on the host, and NCCL between GPUs.  Real models exchange gradients, see
-`parts.training.exchange`; emulated devices have none, so their ranks only meet.  The first rank
+`parts.training.exchange`; simulated GPUs have none, so their ranks only meet.  The first rank
 alone measures the machine and prepares the files.
 """
 
@@ -127,13 +127,13 @@ class Ranks:
         torch.distributed.gather_object(epoch, every)
         if every is None:
             return epoch
-        emulated = epoch.compute_s is not None
+        is_simulated = epoch.compute_s is not None
         return replace(
             epoch,
             epoch_s=max(each.epoch_s for each in every),
             images=sum(each.images for each in every),
             batch_bytes=sum(each.batch_bytes for each in every),
-            compute_s=fmean(each.compute_s for each in every) if emulated else None,
+            compute_s=fmean(each.compute_s for each in every) if is_simulated else None,
         )
 
     def _run(self, rank: int) -> None:

@@ -43,9 +43,11 @@ def save_read_counts(run: ActiveRun) -> None:
     reads: dict[str, ReadCounts] = {}
     counted: dict[Settings, ReadCounts] = {}
     for label, settings in run.remaining.items():
-        settings, timed = replace(settings, images=images, cached=None), settings.cached is not None
+        timed = isinstance(settings.cache, int)  # all shares in memory, as cold images are read
+        cache = "cold" if timed else settings.cache
+        settings = replace(settings, images=images, cache=cache)
         try:
-            if settings not in counted:  # for all shares in memory, as cold images are read
+            if settings not in counted:
                 asked = {"settings": settings, "excluded": run.info.excluded, "timed": timed}
                 found = run.ask("count_reads", **asked)
                 recorded = {field.name: found.get(field.name) for field in fields(ReadCounts)}

@@ -82,8 +82,8 @@ def time_epoch(
     now = clock.now
     sync_every = pipeline.settings.sync_every
     forward, backward = pipeline.forward, pipeline.step.backward
-    device: Any = pipeline.device  # only the emulated one has `compute_s`
-    computed_s = device.compute_s if device.emulated else None
+    device: Any = pipeline.device  # only the simulated one has `compute_s`
+    computed_s = device.compute_s if device.is_simulated else None
     loader, timed = _TimedLoader(pipeline.loader, clock), _TimedDevice(device, clock)
     next_s = forward_s = backward_s = callbacks_s = sync_s = 0.0
     steps = images = 0
@@ -132,14 +132,14 @@ def time_epoch(
         first_batch_s=arrivals_s[0] if arrivals_s else 0.0,
         wait_s=max(next_s - timed.transfer_s - loader.startup_s, 0.0),
         transfer_s=timed.transfer_s,
-        forward_s=None if device.emulated else forward_s,
-        backward_s=None if device.emulated else backward_s,
-        launch_s=forward_s if device.emulated else None,
+        forward_s=None if device.is_simulated else forward_s,
+        backward_s=None if device.is_simulated else backward_s,
+        launch_s=forward_s if device.is_simulated else None,
         sync_s=sync_s + end_s - ended_s,
         steps=steps,
         images=images,
         batch_bytes=timed.batch_bytes,
-        compute_s=device.compute_s - computed_s if device.emulated else None,
+        compute_s=device.compute_s - computed_s if device.is_simulated else None,
         callbacks_s=callbacks_s if callbacks else None,
         waits_s=tuple(round(max(wait_s, 0.0), 6) for wait_s in waits_s),
         arrivals_s=tuple(round(arrived_s, 6) for arrived_s in arrivals_s),

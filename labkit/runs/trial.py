@@ -38,7 +38,7 @@ def warm_up(pipeline: Pipeline) -> None:
     It is copied as in an epoch: the first page-locked memory, and the first memory of a side
     stream, take longer.
     """
-    if pipeline.device.emulated:
+    if pipeline.device.is_simulated:
         return
     batch = pipeline.resident_batch()
     batches = [batch] * WARM_UP_STEPS
@@ -59,7 +59,7 @@ def open_trial(
 
     Args:
         settings: complete, with `images` set, and `gpu_images_per_s` for a calibrated device.
-        clock: what the emulated device tells the time by.
+        clock: what the simulated GPU tells the time by.
         excluded: indices of unreadable images.
         rank: of this process; the first prepares the files of all.
 
@@ -72,7 +72,7 @@ def open_trial(
     pipeline = build(settings, clock, excluded=excluded, rank=rank)
     pipeline.source.start_worker(0)
     warm_up(pipeline)
-    proof = {} if rank else pipeline.source.prepare_cache(settings.cache_state)
+    proof = {} if rank else pipeline.source.prepare_cache(settings.cache)
     pipeline.parts.storage.enter()  # after the files were made warm: that may be as fast as it can
     return pipeline, proof
 
@@ -152,9 +152,9 @@ def _measure(
         with Usage(gpus=exchange.count_gpus(settings) if is_on_gpu else 0) as usage:
             for number in range(settings.epochs):
                 source.order.epoch = number
-                if number and settings.cached is not None:
+                if number and isinstance(settings.cache, int):
                     proofs[-1] = source.prove_cache(proofs[-1])
-                    proofs.append(source.prepare_cache(settings.cached))
+                    proofs.append(source.prepare_cache(settings.cache))
                 cpu_before_s = own_cpu_s()
                 epoch, batch = _time_together(pipeline, ranks, clock, callbacks)
                 cpu_s += own_cpu_s() - cpu_before_s
@@ -189,6 +189,6 @@ def _measure(
         "first_loss": pipeline.step.first_loss(),
         "loss": pipeline.step.loss(),
     }
-    if pipeline.device.emulated:
-        measured["emulated_busy_share"] = sum(epoch.compute_s for epoch in epochs) / wall_s
+    if pipeline.device.is_simulated:
+        measured["simulated_busy_share"] = sum(epoch.compute_s for epoch in epochs) / wall_s
     return measured

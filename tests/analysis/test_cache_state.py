@@ -96,7 +96,7 @@ def test_a_resident_batch_was_read_beforehand_so_cold_files_stay_where_they_are(
 def test_where_a_share_was_asked_every_epoch_must_begin_with_it(shares, fetched, violation):
     trial = fake_proved("50 % cached", file_bytes=100 * MB, device_read_bytes=fetched)
     proof = {**trial.cache_proof, "resident_shares_before": shares}
-    trial = replace(trial, settings={"cached": 50}, cache_proof=proof)
+    trial = replace(trial, settings={"cache": 50}, cache_proof=proof)
     assert cache_violation(trial) == (violation and f"not 50 % cached: {violation}")
     unknown = replace(trial, cache_proof={**proof, "resident_shares_before": [0.5, None]})
     assert cache_violation(unknown) == (

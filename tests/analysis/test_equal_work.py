@@ -48,7 +48,7 @@ ANOTHER_TRAINING = [
         *((9.0, other, "") for other in ANOTHER_TRAINING),
         (9.0, {"prefetcher": "data_prefetcher"}, TO_5),  # only delivers the batches otherwise
         (9.0, {"loader": "mine"}, TO_5),
-        (None, {}, ""),  # the emulated device has no losses
+        (None, {}, ""),  # the simulated GPU has no losses
     ],
 )
 def test_last_losses_of_the_same_training_are_compared(loss, settings, message):

@@ -298,9 +298,9 @@ def make_bottlenecks(results, *, labels=COLD, utils=None):
             )
             for epoch in trial.epochs
         )  # fmt: skip
-        busy = None if utils else trial.emulated_busy_share
+        busy = None if utils else trial.simulated_busy_share
         util = (utils or {}).get(trial.variant)
-        trials.append(replace(trial, epochs=epochs, gpu_util_mean=util, emulated_busy_share=busy))
+        trials.append(replace(trial, epochs=epochs, gpu_util_mean=util, simulated_busy_share=busy))
     times = dict.fromkeys(PHASES, 1.0)
     make_run(results, times, experiment="bottlenecks", trials=trials)
 

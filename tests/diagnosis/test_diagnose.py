@@ -29,7 +29,7 @@ from labkit.diagnosis.stages import Stages
 from labkit.machine import shared_memory
 from labkit.machine.clock import SystemClock
 from labkit.machine.usage import own_cpu_s
-from labkit.parts.devices import EmulatedDevice, Profile
+from labkit.parts.devices import Profile, SimulatedGpu
 from tests.fake_clock import FakeClock
 from tests.processes import PATIENCE_S
 
@@ -80,12 +80,12 @@ class Waiting(Slow):
         time.sleep(self.cpu_s)
 
 
-class Emulated:
-    """A step on an emulated device."""
+class Simulated:
+    """A step on a simulated GPU."""
 
     def __init__(self, ms=5.0):
         profile = Profile(name="test", compute_s_per_image=ms / 1e3)
-        self.device = EmulatedDevice(profile, SystemClock())
+        self.device = SimulatedGpu(profile, SystemClock())
 
     def __call__(self, batch):
         on_device = self.device.put({"image": batch}, pinned=True, side_stream=False)
@@ -99,7 +99,7 @@ def diagnose(loader, step, **how):
 
 @pytest.fixture(scope="module")
 def without_workers():
-    step = Emulated(ms=3)
+    step = Simulated(ms=3)
     loader = DataLoader(Waiting(cpu_s=0.03), batch_size=2, shuffle=True)
     return diagnose(loader, step, device=step.device)
 
@@ -182,7 +182,7 @@ class OneIterator(DataLoader):
 @pytest.mark.alone
 @pytest.mark.parametrize("kind", [Wrapper, OneIterator])
 def test_a_subclass_with_an_iterator_of_its_own_is_tried_with_workers(kind):
-    step = Emulated(ms=1)
+    step = Simulated(ms=1)
     found = diagnose(kind(Waiting(cpu_s=0.03), batch_size=2), step, device=step.device)
     assert (found.broken, found.bottleneck) == ("", "workers")
     assert found.remedies[0].measured < 0.9
@@ -191,7 +191,7 @@ def test_a_subclass_with_an_iterator_of_its_own_is_tried_with_workers(kind):
 
 @pytest.mark.alone
 def test_nothing_is_to_gain_where_the_device_is_the_limit():
-    step = Emulated(ms=8)
+    step = Simulated(ms=8)
     loader = DataLoader(Slow(length=16, cpu_s=0.0001), batch_size=4)
     found = diagnose(loader, step, device=step.device)
     assert found.broken == ""
@@ -230,7 +230,7 @@ class Locked(Slow):
 @pytest.mark.alone
 def test_workers_that_wait_for_each_other_are_told_from_busy_ones(monkeypatch):
     monkeypatch.setattr(predict, "IDLE", -1.0)  # whatever other programs use the cores for
-    step = Emulated(ms=1)
+    step = Simulated(ms=1)
     found = diagnose(DataLoader(Locked(), batch_size=4, num_workers=2), step, device=step.device)
     assert found.bottleneck == "workers wait for each other"
     assert "waiting in time.sleep" in str(found)
@@ -248,7 +248,7 @@ class Late(Waiting):
 @pytest.mark.alone
 def test_workers_that_wait_for_a_late_batch_need_more_ahead(monkeypatch):
     monkeypatch.setattr(predict, "IDLE", -1.0)  # whatever other programs use the cores for
-    step = Emulated(ms=5)
+    step = Simulated(ms=5)
     loader = DataLoader(Late(240, cpu_s=0.001), batch_size=2, num_workers=2, prefetch_factor=1)
     # Long enough to look at some late batches in a worker.
     found = lab.diagnose(loader, step, device=step.device, budget_s=3, progress=False)

@@ -1,4 +1,4 @@
-"""The example delivers batches, and its step trains or occupies an emulated device."""
+"""The example delivers batches, and its step trains or occupies a simulated GPU."""
 
 import re
 

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 from labkit.diagnosis import timeline
 from labkit.diagnosis.timeline import gpu_util, record_timeline
 from labkit.machine.gpu import CudaState, cuda
-from labkit.parts.devices import EmulatedDevice, Profile
+from labkit.parts.devices import Profile, SimulatedGpu
 from tests.fake_clock import FakeClock
 
 PROFILE = Profile(name="test", compute_s_per_image=1.0, launch_share=0.25)
@@ -44,7 +44,7 @@ def slow_batches(clock, n, wait_s):
 
 def test_a_loop_is_recorded_with_its_waits_and_steps_until_it_ends():
     clock = FakeClock()
-    device, seen = EmulatedDevice(PROFILE, clock), []
+    device, seen = SimulatedGpu(PROFILE, clock), []
 
     def step(batch):
         seen.append(batch)

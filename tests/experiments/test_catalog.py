@@ -67,7 +67,7 @@ def storages(chosen):
 
 @pytest.mark.parametrize(("name", "protocol"), PROTOCOLS)
 def test_every_experiment_can_be_built_here(photos, name, protocol):
-    chosen = experiment(name, protocol=protocol, data=str(photos), device="emulated")
+    chosen = experiment(name, protocol=protocol, data=str(photos), device="simulated")
     assert next(iter(chosen.variants)) == chosen.baseline
     for settings in chosen.settings.values():
         whole = complete(settings, cores=2, has_cuda=False, can_fork=True)
@@ -190,7 +190,7 @@ def test_without_a_gpu_precision_is_compared_on_the_cpu(monkeypatch):
     monkeypatch.setattr(gpu, "cuda", lambda: CudaState(works=False, reason="no NVIDIA driver"))
     small = lab.experiment("precision").settings["amp"]
     assert (small.device, small.preprocessor, small.input_px) == ("cpu", "classification", 64)
-    assert lab.experiment("precision", device="emulated").settings["amp"].device == "emulated"
+    assert lab.experiment("precision", device="simulated").settings["amp"].device == "simulated"
     monkeypatch.setattr(gpu, "cuda", lambda: CudaState(works=True, reason=""))
     assert lab.experiment("precision").settings["amp"].device is None
 

@@ -36,7 +36,7 @@ SETTINGS = {
     "num_workers": 0,
     "pin_memory": False,
     "persistent_workers": True,
-    "device": "emulated",
+    "device": "simulated",
 }
 REQUESTS = [
     Request(experiment="storage"),

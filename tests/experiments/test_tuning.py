@@ -80,7 +80,7 @@ def test_real_settings_are_tuned(photos, tmp_path, monkeypatch):
     given = lab.Settings(
         data=str(photos), images=16, batch_size=4, input_px=64, num_workers=0, epochs=1,
         loader="threads",
-        cache="warm", gpu_images_per_s="resnet50_h100", device="emulated",
+        cache="warm", gpu_images_per_s="resnet50_h100", device="simulated",
     )  # fmt: skip
     tuned = lab.tune(given, results=tmp_path, budget_s=1e4, progress=False)  # however slow
     assert tuned.is_whole

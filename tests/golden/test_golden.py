@@ -26,7 +26,7 @@ from labkit.contracts import Skip
 from tests.small import completed
 
 FOLDER = Path(__file__).parent
-EXAMPLES = FOLDER.parents[1] / "results" / "examples" / "2-cores-emulated"
+EXAMPLES = FOLDER.parents[1] / "results" / "examples" / "2-cores-simulated"
 # Texts of the detailed table, and what is no measurement.
 LEFT_OUT = frozenset(
     {"reason", "agreement", "storage", "cache", "device", "network", "level", "steady_reason"}

@@ -11,7 +11,7 @@ from PIL import Image
 import labkit as lab
 from labkit.panel.view import EXPORTS, export
 
-EXAMPLES = Path(__file__).parents[2] / "results" / "examples" / "2-cores-emulated"
+EXAMPLES = Path(__file__).parents[2] / "results" / "examples" / "2-cores-simulated"
 
 
 @pytest.fixture(scope="module")

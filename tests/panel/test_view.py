@@ -20,7 +20,7 @@ from labkit.panel import job, view
 from labkit.runs.store import write_info
 from tests.processes import PATIENCE_S
 
-EXAMPLES = Path(__file__).parents[2] / "results/examples/2-cores-emulated"
+EXAMPLES = Path(__file__).parents[2] / "results/examples/2-cores-simulated"
 EXAMPLE = EXAMPLES / "preprocessing"
 HOSTILE = '<script>alert("1")</script>'
 
@@ -262,7 +262,7 @@ def test_a_line_of_the_list_says_when_how_and_what_stood_in():
     line = view.run_line(EXAMPLES / "storage")
     assert line.startswith("2026-11-26 ")
     assert line.endswith(
-        " UTC · full · finished · emulated · throttled storage · unconfirmed storage · storage"
+        " UTC · full · finished · simulated · throttled storage · unconfirmed storage · storage"
     )
     line = view.run_line(EXAMPLES / "prefetching_as_in_the_document")
-    assert " · as in the document · emulated · throttled storage · " in line
+    assert " · as in the document · simulated · throttled storage · " in line

@@ -1,4 +1,4 @@
-"""The emulated device keeps CUDA's rules, on a clock that never lies."""
+"""The simulated GPU keeps CUDA's rules, on a clock that never lies."""
 
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,8 +12,8 @@ from labkit.parts.devices import (
     DEVICES,
     QUEUED_STEPS,
     CudaDevice,
-    EmulatedDevice,
     Profile,
+    SimulatedGpu,
 )
 from labkit.parts.preprocessing import PREPROCESSORS
 from tests.fake_clock import FakeClock
@@ -32,7 +32,7 @@ FOUR_BYTES = {"image": torch.zeros(4, dtype=torch.uint8)}
 
 def make(**changes):
     clock = FakeClock()
-    return EmulatedDevice(replace(PROFILE, **changes), clock), clock
+    return SimulatedGpu(replace(PROFILE, **changes), clock), clock
 
 
 def test_launching_keeps_the_host_busy_for_its_share_while_the_device_works():
@@ -97,7 +97,7 @@ class LateClock(FakeClock):
 
 def utilization_of_ten_steps(late_s):
     clock = LateClock(late_s)
-    device = EmulatedDevice(replace(PROFILE, compute_s_per_image=0.01), clock)
+    device = SimulatedGpu(replace(PROFILE, compute_s_per_image=0.01), clock)
     for _ in range(10):
         device.compute(1)
         device.synchronize()
@@ -117,7 +117,7 @@ def test_a_host_that_was_held_up_does_slow_the_device():
 def test_a_host_that_goes_on_a_little_late_launches_in_full_while_the_device_computes():
     clock = LateClock(0.0005)
     how = {"compute_s_per_image": 0.01, "launch_share": 0.25}
-    device = EmulatedDevice(replace(PROFILE, **how), clock)
+    device = SimulatedGpu(replace(PROFILE, **how), clock)
     device.compute(1)
     device.synchronize()
     assert clock.now() == pytest.approx(0.0105)

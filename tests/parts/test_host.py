@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from labkit.machine.clock import SystemClock
-from labkit.parts.devices import PIECE_BYTES, EmulatedDevice
+from labkit.parts.devices import PIECE_BYTES, SimulatedGpu
 from tests.parts.test_devices import PROFILE
 
 pytestmark = pytest.mark.alone
@@ -158,7 +158,7 @@ def test_launching_takes_longer_on_a_core_that_is_shared():
 def test_a_copy_from_pageable_memory_takes_cpu_time_and_one_from_pinned_none(layout):
     # Its copies take 64 ms; the host sleeps while it waits.
     speeds = {"pageable_bytes_per_s": 1e9, "pinned_bytes_per_s": 1e9}
-    device = EmulatedDevice(replace(PROFILE, sleeps=True, **speeds), SystemClock())
+    device = SimulatedGpu(replace(PROFILE, sleeps=True, **speeds), SystemClock())
     batch = {"image": torch.ones(64, 4, 256, 256).to(torch.float32, memory_format=layout)}
     put = partial(device.put, batch, side_stream=False)
     staging, size_bytes = np.empty(PIECE_BYTES, np.uint8), batch["image"].nbytes

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from labkit.contracts import Skip
-from labkit.parts.devices import EmulatedDevice
+from labkit.parts.devices import SimulatedGpu
 from labkit.parts.prefetching import PREFETCHERS, Prefetcher
 from labkit.resolve import find_part
 from tests.fake_clock import FakeClock
@@ -22,7 +22,7 @@ def batches(count):
 
 
 def delivered(name, loader):
-    device = EmulatedDevice(PROFILE, FakeClock())
+    device = SimulatedGpu(PROFILE, FakeClock())
     return [int(batch["sample_id"]) for batch in PREFETCHERS[name](loader, device, pinned=True)]
 
 
@@ -64,7 +64,7 @@ def test_a_loop_that_breaks_off_leaves_no_thread_and_the_loader_is_let_go(name, 
             ended.append(True)
 
     before = set(threading.enumerate())
-    iterator = PREFETCHERS[name](loader(), EmulatedDevice(PROFILE, FakeClock()), pinned=True)
+    iterator = PREFETCHERS[name](loader(), SimulatedGpu(PROFILE, FakeClock()), pinned=True)
     assert int(next(iterator)["sample_id"]) == 0
     iterator.close()
     assert set(threading.enumerate()) <= before
@@ -74,7 +74,7 @@ def test_a_loop_that_breaks_off_leaves_no_thread_and_the_loader_is_let_go(name, 
 def run_steps(name, *, pinned, sync_every):
     """Two-second copies (pinned) before three-second steps, five of them, from a free loader."""
     clock = FakeClock()
-    device = EmulatedDevice(PROFILE, clock)
+    device = SimulatedGpu(PROFILE, clock)
     loader = [{"image": torch.zeros(4, dtype=torch.uint8)}] * 5
     for step, _ in enumerate(PREFETCHERS[name](loader, device, pinned=pinned), 1):
         device.compute(3)

@@ -36,7 +36,7 @@ def memory_run(machine_id=None, reads=True, epoch_s=EPOCH_S):
             experiment="memory",
             epochs=(epoch,),
             cache_proof={"resident_share_before": percents[group] / 100},
-            settings={"cached": percents[group]},
+            settings={"cache": percents[group]},
             peak_pss_bytes=PEAK_BYTES,
         )
 
@@ -49,7 +49,7 @@ def memory_run(machine_id=None, reads=True, epoch_s=EPOCH_S):
         data={"bytes": 100_000_000, "images": 1000},
         costs={f"{group}: packed, in order": pack for group in percents},
         reads={label: {"bytes_per_s": 10e6 if reads else None} for label in groups},
-        variants={label: {"cached": percents[group]} for label, group in groups.items()},
+        variants={label: {"cache": percents[group]} for label, group in groups.items()},
     )  # fmt: skip
     return Run(folder="memory", info=info, trials=trials)
 
@@ -113,7 +113,7 @@ def test_a_way_that_could_not_be_measured_is_named_with_its_reason(tmp_path):
     info = replace(
         run.info,
         groups={**run.info.groups, **labels},
-        variants={**run.info.variants, **dict.fromkeys(labels, Settings(cached=0))},
+        variants={**run.info.variants, **dict.fromkeys(labels, Settings(cache=0))},
         skipped=dict.fromkeys(labels, why),
     )
     save_run(tmp_path, replace(run, info=info))

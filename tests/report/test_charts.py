@@ -270,7 +270,7 @@ def test_every_variant_of_a_curve_has_its_place(name):
 
 def test_a_series_of_a_curve_is_named_by_what_else_differs_from_the_baseline():
     names = charts.find_series(curve_summary("checkpoints", all_of("checkpoints")))
-    assert list(names) == ["", "saver thread", "checkpoint_to tmpfs"]
+    assert list(names) == ["", "checkpoint_writer thread", "checkpoint_to tmpfs"]
     names = charts.find_series(curve_summary("evaluation", all_of("evaluation")))
     assert list(names) == ["metrics loops", "metrics vectorized"]
     quick = lab.choose(lab.experiment("logs"), baseline="every 10 steps")
@@ -403,7 +403,7 @@ NO_GPU = Timeline(
         "compute": tuple((at_s + 0.07, at_s + 0.1) for at_s in STEPS),
     },
 )
-EMULATED = replace(
+SIMULATED = replace(
     NO_GPU, device=tuple((at_s + 0.07, at_s + 0.1) for at_s in STEPS), device_label=LABEL
 )
 GPU = {
@@ -426,7 +426,7 @@ MANY = replace(
 
 @pytest.mark.parametrize(
     ("timeline", "footer"),
-    [(REAL, charts.GPU_UTIL), (NO_GPU, charts.GPU_UTIL), (EMULATED, charts.EMULATED)],
+    [(REAL, charts.GPU_UTIL), (NO_GPU, charts.GPU_UTIL), (SIMULATED, charts.SIMULATED)],
 )
 def test_all_panels_of_a_timeline_share_one_axis_of_time_and_start_at_zero(timeline, footer):
     figure = charts.timeline(timeline)
@@ -437,8 +437,8 @@ def test_all_panels_of_a_timeline_share_one_axis_of_time_and_start_at_zero(timel
     assert footer in figure.get_label()
 
 
-def test_an_emulated_device_is_named_so_and_its_share_is_right():
-    written = everything_written(charts.timeline(EMULATED))
+def test_a_simulated_device_is_named_so_and_its_share_is_right():
+    written = everything_written(charts.timeline(SIMULATED))
     assert "Simulated GPU" in written
     assert f"device computing, 30.0 % of the time: {LABEL}" in written
 
@@ -508,7 +508,7 @@ AWKWARD = {
     "roofline, slow": lambda: roofline(speeds=(0.1,)),
     "roofline, nothing": lambda: roofline(blocks=0),
     "timeline, nothing": lambda: charts.timeline(NOTHING, f"{LONG} {LONG}"),
-    "timeline, emulated": lambda: charts.timeline(EMULATED),
+    "timeline, simulated": lambda: charts.timeline(SIMULATED),
     "timeline, many": lambda: charts.timeline(MANY, CHINESE * 3),
 }
 

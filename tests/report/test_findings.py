@@ -23,7 +23,7 @@ from fakes import (
 from labkit.report.findings import MODELS
 from labkit.report.run import Run, find_run
 
-EXAMPLES = Path(__file__).parents[2] / "results" / "examples" / "2-cores-emulated"
+EXAMPLES = Path(__file__).parents[2] / "results" / "examples" / "2-cores-simulated"
 
 
 def made(info, trials):
@@ -347,8 +347,8 @@ def test_savings_of_a_roofline_name_the_run_to_take():
 
 
 def test_savings_name_what_stood_in_above_the_table():
-    emulated = {**COLD, "device": SIMULATED_GPU}
-    assert str(timed(labels=emulated).savings(**HUNDRED)).splitlines()[:2] == [
+    simulated = {**COLD, "device": SIMULATED_GPU}
+    assert str(timed(labels=simulated).savings(**HUNDRED)).splitlines()[:2] == [
         "100 epochs of 1,600 images",
         "Simulated GPU, 460 images/s",
     ]

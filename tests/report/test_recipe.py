@@ -41,7 +41,7 @@ from labkit.settings import AS_PUBLISHED, CORRECTED, Settings
 
 FEW = {"num_workers": 0, "batch_size": 8, "input_px": 64, "preprocessor": "classification"}
 ROOT = Path(__file__).parents[2]
-EXAMPLES = ROOT / "results" / "examples" / "2-cores-emulated"
+EXAMPLES = ROOT / "results" / "examples" / "2-cores-simulated"
 PROGRAMS = ROOT / "labkit" / "recipes"
 COCO = {"boxes": "coco", "manifest_hash": "abc"}
 
@@ -258,11 +258,11 @@ def pack(data, settings):
 
 def variant_batches(settings, excluded=()):
     """What labkit itself delivers in two epochs, finished on the CPU."""
-    # The emulated device has streams, and its batches stay on the host.
+    # The simulated GPU has streams, and its batches stay on the host.
     if settings.prefetcher in FINISHING:  # the batches are finished below
         settings = replace(settings, prefetcher="data_prefetcher")
     opened = pipeline.build(
-        replace(settings, device="emulated", step="timed", gpu_images_per_s="resnet50_h100"),
+        replace(settings, device="simulated", step="timed", gpu_images_per_s="resnet50_h100"),
         SleepingClock(),
         excluded=frozenset(excluded),
     )
@@ -345,6 +345,15 @@ def blocks_of(file):
     blocks = {name: text.strip("\n") for name, text in zip(parts[::2], parts[1::2])}
     del blocks["settings"]
     return blocks
+
+
+def test_blocks_are_chosen_for_every_part_but_outside_loaders():
+    chosen = {
+        "packing": recipe.READ, "decoder": recipe.DECODE, "preprocessor": recipe.SAMPLES,
+        "loader": recipe.LOAD, "prefetcher": recipe.PREFETCH,
+    }  # fmt: skip
+    for setting, names in chosen.items():
+        assert set(names) == set(TABLES[setting]) - set(OUTSIDE), setting
 
 
 def test_a_block_is_the_same_in_all_programs():

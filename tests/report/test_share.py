@@ -44,7 +44,7 @@ TOLD = {
     ".local_notes",
 }  # fmt: skip
 ELSEWHERE = {"machine_id": "0123456789ab", "cores": 4, "cpu_model": "Z", "gpu": {"works": False}}
-FOLDER = Path(__file__).parents[2] / "results" / "examples" / "2-cores-emulated"
+FOLDER = Path(__file__).parents[2] / "results" / "examples" / "2-cores-simulated"
 EARLIER = ("combined", "distance", "preprocessing_full", "storage")
 
 

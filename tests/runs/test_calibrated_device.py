@@ -19,7 +19,7 @@ from labkit.settings import Settings
 from labkit.steady_rate import SteadyRate
 from tests.fake_clock import FakeClock
 
-EMULATED = {"device": "emulated", "step": None}
+SIMULATED = {"device": "simulated", "step": None}
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +92,7 @@ def test_the_reference_is_measured_until_the_interval_is_narrow_or_a_minute_has_
 
 def test_all_runs_take_the_device_that_is_kept_and_name_it(calibrated, photos):
     device, results = calibrated
-    found = compare(photos, results, {"a": {}}, base={**EMULATED, "num_workers": 1, "images": 24})
+    found = compare(photos, results, {"a": {}}, base={**SIMULATED, "num_workers": 1, "images": 24})
     calibration = found.info.calibration
     assert calibration.device_images_per_s == pytest.approx(device.device_images_per_s)
     assert calibration.calibrated == str(device)
@@ -107,7 +107,7 @@ def test_another_machine_and_another_input_size_are_measured_anew(calibrated, ph
     (kept,) = json.loads((results / FILE).read_text())
     elsewhere = [{**kept, "machine_id": "another"}, {**kept, "input_px": 128}]
     (tmp_path / FILE).write_text(json.dumps(elsewhere))
-    compare(photos, tmp_path, {"a": {}}, base=EMULATED)
+    compare(photos, tmp_path, {"a": {}}, base=SIMULATED)
     *others, own = json.loads((tmp_path / FILE).read_text())
     assert others == elsewhere
     assert own["machine_id"] == hardware.provenance().machine_id

@@ -7,7 +7,7 @@ import pytest
 import torch
 from fakes import fake_info
 
-from labkit.parts.devices import EmulatedDevice
+from labkit.parts.devices import SimulatedGpu
 from labkit.parts.prefetching import PREFETCHERS
 from labkit.parts.training import Step
 from labkit.resolve import gather_facts
@@ -31,7 +31,7 @@ class Source:
 def pipeline(clock, gaps_s, *, workers, compute_s=1.5):
     """Four images a batch, and a time before each; ten times as long before the first ones."""
     batch = {"sample_id": torch.zeros(4, dtype=torch.uint8)}
-    device = EmulatedDevice(PROFILE, clock)
+    device = SimulatedGpu(PROFILE, clock)
 
     def load():
         for step, gap_s in enumerate(gaps_s):

@@ -127,7 +127,7 @@ def test_a_check_that_was_killed_says_nothing_of_the_medium(tmp_path):
 
 
 def with_simulated_gpu(s_per_image=0.01, **changes):
-    how = {"device": "emulated", "step": "timed", "batch_size": 8, "num_workers": 0}
+    how = {"device": "simulated", "step": "timed", "batch_size": 8, "num_workers": 0}
     return completed(**how, gpu_images_per_s=1 / s_per_image, **changes)
 
 

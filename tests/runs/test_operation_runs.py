@@ -19,7 +19,7 @@ from labkit.runs.active import ActiveRun
 from labkit.runs.check_run import check_resumable, check_run
 from labkit.runs.process import TrialKilled
 
-EXAMPLES = Path(__file__).parents[2] / "results" / "examples" / "2-cores-emulated"
+EXAMPLES = Path(__file__).parents[2] / "results" / "examples" / "2-cores-simulated"
 GROUPS = ("decode, 320×240", "crop, 320×240")
 
 

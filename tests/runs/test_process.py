@@ -31,8 +31,8 @@ from tests.processes import until
 
 
 def settings(photos, **changes):
-    chosen = {"device": "emulated", "num_workers": 1, **changes}
-    chosen = {"gpu_images_per_s": 1000 if chosen["device"] == "emulated" else None, **chosen}
+    chosen = {"device": "simulated", "num_workers": 1, **changes}
+    chosen = {"gpu_images_per_s": 1000 if chosen["device"] == "simulated" else None, **chosen}
     return asdict(completed(data=str(photos), **chosen))
 
 

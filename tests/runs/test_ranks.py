@@ -78,7 +78,7 @@ def run(photos, results, variants, **base):
 def test_a_row_of_several_ranks_is_of_all_their_images(photos, tmp_path):
     variants = {"1": {}, "2": {"ranks": 2}, "4": {"ranks": 4}}
     # Twelve batches at least: fewer have no steady rate with four workers.
-    speed = {"device": "emulated", "step": "timed", "gpu_images_per_s": 2_000.0, "batch_size": 1}
+    speed = {"device": "simulated", "step": "timed", "gpu_images_per_s": 2_000.0, "batch_size": 1}
     found = run(photos, tmp_path, variants, **speed, num_workers=4)
     assert {row.status for row in found.summary.rows} == {"ok"}
     assert {trial.images for trial in found.trials} == {IMAGES}

@@ -11,7 +11,7 @@ from labkit import units
 from labkit.contracts import Skip
 from labkit.experiments.device_speeds import over_device_speeds
 from labkit.experiments.request import Request
-from labkit.parts.devices import EmulatedDevice, Profile
+from labkit.parts.devices import Profile, SimulatedGpu
 from labkit.runs import speeds
 from labkit.runs.store import TRIALS_FILE, write_info
 
@@ -57,7 +57,7 @@ def test_a_cancelled_roofline_is_completed_row_by_row(cancelled, run):
     assert len(done) == len(set(done)) == 3 * 3
 
 
-def test_a_speed_that_cannot_be_emulated_is_left_out_with_its_reason(run):
+def test_a_speed_that_cannot_be_simulated_is_left_out_with_its_reason(run):
     left_out = {row.group for row in run.summary.rows if row.status == "skipped"}
     assert left_out == {"x = 4"}
     assert run.info.skipped["x = 4: original"] == "too fast"
@@ -87,10 +87,10 @@ def test_table_findings_and_chart_show_every_speed(run):
     assert {path.name for path in run.save()} >= {"table.csv", "chart.png"}
 
 
-class OwnDevice(EmulatedDevice):
+class OwnDevice(SimulatedGpu):
     """A device of the user's own, which labkit cannot make faster: 150 images/s."""
 
-    emulated = False
+    is_simulated = False
 
     def __init__(self, profile, clock):
         super().__init__(Profile(name="own", compute_s_per_image=1 / 150), clock)

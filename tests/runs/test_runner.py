@@ -44,7 +44,7 @@ class Said(list):
 
 def test_a_row_with_another_part_in_memory_than_asked_does_not_count(photos, tmp_path):
     # No number of eight images comes close to a twentieth of their bytes.
-    variants = {"none": {"cached": 0}, "a few": {"cached": 6}}
+    variants = {"none": {"cache": 0}, "a few": {"cache": 6}}
     run = compare(photos, tmp_path, variants, base={"storage": "modelled_hdd"})
     assert {row.variant: row.normalized_time is None for row in run.summary.rows} == {
         "none": False,
@@ -60,7 +60,7 @@ def test_a_platform_without_fork_and_fadvise_spawns_and_stays_warm(photos, monke
     # What macOS and Windows lack.
     monkeypatch.setattr(hardware, "can_fork", lambda: False)
     monkeypatch.delattr(os, "posix_fadvise")
-    chosen = lab.experiment("preprocessing", data=str(photos), device="emulated")
+    chosen = lab.experiment("preprocessing", data=str(photos), device="simulated")
     info, _ = check_run(chosen, "quick", None)
     for settings in info.variants.values():
         assert (settings.multiprocessing_context, settings.cache) == ("spawn", "warm")
@@ -403,7 +403,7 @@ def test_as_in_the_document_each_runs_once_in_order(photos, tmp_path):
             "original, again": left,
         },
         protocol=AS_PUBLISHED,
-        base={"device": "emulated", "step": "timed", "gpu_images_per_s": 5000.0, "epochs": 2},
+        base={"device": "simulated", "step": "timed", "gpu_images_per_s": 5000.0, "epochs": 2},
     )
     order = ["original", "prefetched", "both", "original, again"]
     assert [trial.status for trial in finished.trials] == ["ok"] * 4
@@ -427,7 +427,7 @@ def test_as_in_the_document_each_runs_once_in_order(photos, tmp_path):
 
 
 def test_batches_of_all_sizes_are_trained_on_by_the_same_device(photos, tmp_path):
-    base = {"device": "emulated", "step": "timed", "gpu_images_per_s": 5000.0}
+    base = {"device": "simulated", "step": "timed", "gpu_images_per_s": 5000.0}
     sizes = {"4": {}, "8": {"batch_size": 8}}
     found = compare(photos, tmp_path, sizes, base)
     speeds = {trial.variant: trial.settings["gpu_images_per_s"] for trial in found.trials}

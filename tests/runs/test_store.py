@@ -22,7 +22,7 @@ from labkit.runs.store import (
     load_run,
 )
 
-EXAMPLES = Path(__file__).parents[2] / "results" / "examples" / "2-cores-emulated"
+EXAMPLES = Path(__file__).parents[2] / "results" / "examples" / "2-cores-simulated"
 INFO = fake_info(["a"], status="running")
 TRIAL = fake_trial("a", 0, "A1")
 

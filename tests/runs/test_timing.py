@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from labkit.parts.devices import CpuDevice, EmulatedDevice
+from labkit.parts.devices import CpuDevice, SimulatedGpu
 from labkit.parts.prefetching import PREFETCHERS
 from labkit.parts.training import Step
 from labkit.runs.timing import time_epoch
@@ -64,7 +64,7 @@ def test_start_up_wait_forward_and_backward_are_told_apart():
 @pytest.mark.parametrize("prefetcher", ["none", "data_prefetcher"])
 def test_every_steps_wait_is_told_without_start_up_and_transfer(prefetcher):
     clock = FakeClock()
-    device = EmulatedDevice(PROFILE, clock)
+    device = SimulatedGpu(PROFILE, clock)
     steps = {"forward": lambda batch: device.compute(8), "prefetcher": prefetcher}
     epoch, *_ = time_epoch(pipeline(clock, device, **steps), clock)
     # The side stream's batch is asked for one step early: twice in the first step, and not in
@@ -82,11 +82,11 @@ def test_every_batchs_arrival_is_told_from_the_start_of_the_epoch():
     assert epoch.arrivals_s == (3.5, 4.25, 5.0, 5.75)
 
 
-def test_an_emulated_epoch_ends_when_the_device_is_done():
+def test_a_simulated_epoch_ends_when_the_device_is_done():
     clock = FakeClock()
-    device = EmulatedDevice(PROFILE, clock)  # 1 s per image, 2 bytes/s
-    emulated = pipeline(clock, device, forward=lambda batch: device.compute(8), sync_every=0)
-    epoch, *_ = time_epoch(emulated, clock)
+    device = SimulatedGpu(PROFILE, clock)  # 1 s per image, 2 bytes/s
+    simulated = pipeline(clock, device, forward=lambda batch: device.compute(8), sync_every=0)
+    epoch, *_ = time_epoch(simulated, clock)
     # The first batch arrives at 3.5 s; then every copy (4 s) and step (8 s) queue on one stream.
     assert epoch.epoch_s == 3.5 + 4 * (4 + 8)
     assert epoch.compute_s == 32.0
@@ -95,9 +95,9 @@ def test_an_emulated_epoch_ends_when_the_device_is_done():
 
 def test_a_synchronizing_loop_spends_the_rest_of_its_time_waiting_for_the_device():
     clock = FakeClock()
-    device = EmulatedDevice(PROFILE, clock)
-    emulated = pipeline(clock, device, forward=lambda batch: device.compute(8), sync_every=1)
-    epoch, *_ = time_epoch(emulated, clock)
+    device = SimulatedGpu(PROFILE, clock)
+    simulated = pipeline(clock, device, forward=lambda batch: device.compute(8), sync_every=1)
+    epoch, *_ = time_epoch(simulated, clock)
     # Every step: half a second for the batch, then its copy (4 s) and its compute (8 s).
     assert epoch.epoch_s == 3 + 4 * (0.5 + 4 + 8)
     assert (epoch.startup_s, epoch.wait_s, epoch.sync_s) == (3.0, 2.0, 4 * (4 + 8))

@@ -34,7 +34,7 @@ def test_the_warm_up_copies_as_the_epochs_do(monkeypatch, prefetcher, pin_memory
     pinned, copied, trained = [], [], []
 
     class Device:
-        emulated, torch_device = False, torch.device("cuda")
+        simulated, torch_device = False, torch.device("cuda")
 
         def put(self, batch, *, pinned, side_stream):
             copied.append((id(batch["sample_id"]), pinned, side_stream))
@@ -173,7 +173,7 @@ def test_bytes_of_all_loader_workers_prove_the_cache_state(photos, launcher, cac
 
 
 @pytest.mark.parametrize(
-    ("cached", "how"),
+    ("percent", "how"),
     [
         (0, {}),
         (50, {"num_workers": 2, "persistent_workers": True}),
@@ -182,25 +182,27 @@ def test_bytes_of_all_loader_workers_prove_the_cache_state(photos, launcher, cac
         (50, {"storage": "modelled_hdd", "num_workers": 2}),
     ],
 )
-def test_before_every_epoch_memory_holds_the_share_that_was_asked(photos, launcher, cached, how):
+def test_before_every_epoch_memory_holds_the_share_that_was_asked(photos, launcher, percent, how):
     if reason := why_not_evicted(photos.parent):
         pytest.skip(reason)
     ensure_pack(Settings(**settings(photos, **how)))
-    found = measure(launcher, photos, cached=cached, **how)
+    found = measure(launcher, photos, cache=percent, **how)
     row = Trial(
         experiment="e", variant="v", block=0, position=0, role="", status="ok",
-        settings={"cached": cached}, **found,
+        settings={"cache": percent}, **found,
     )  # fmt: skip
     proof = found["cache_proof"]
-    assert row.labels["cache"] == f"{cached} % cached"
-    assert proof["resident_shares_before"] == pytest.approx([cached / 100] * 2, abs=0.05)
+    assert row.labels["cache"] == f"{percent} % cached"
+    assert proof["resident_shares_before"] == pytest.approx([percent / 100] * 2, abs=0.05)
     assert cache_violation(row) == ""
     if proof["device_read_bytes"] is not None:
         fetched = proof["device_read_bytes"] / proof["file_bytes"]
-        assert fetched >= 0.95 * 2 * (1 - cached / 100)
+        assert fetched >= 0.95 * 2 * (1 - percent / 100)
 
 
 def test_a_pack_that_does_not_tell_where_its_images_lie_is_skipped(photos, launcher):
     ensure_pack(Settings(**settings(photos, packing="pth")))
-    with pytest.raises(Skip, match=r"cached must be unset for a pack .* as pth; choose .* raw"):
-        measure(launcher, photos, cached=50, packing="pth")
+    with pytest.raises(
+        Skip, match=r"cache must be no percentage for a pack .* as pth; choose .* raw"
+    ):
+        measure(launcher, photos, cache=50, packing="pth")

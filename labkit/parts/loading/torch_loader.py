@@ -46,14 +46,14 @@ def load_with_torch(
         drop_last=True,
         collate_fn=source.collate,
         num_workers=workers,
-        # Without CUDA torch warns and pins nothing; the emulated device models the effect.
+        # Without CUDA torch warns and pins nothing; the simulated GPU models the effect.
         pin_memory=settings.pin_memory and settings.device == "cuda",
         prefetch_factor=settings.prefetch_factor if workers else None,
         persistent_workers=settings.persistent_workers and workers > 0,
         multiprocessing_context=settings.multiprocessing_context if workers else None,
         worker_init_fn=source.start_worker if workers else None,
     )
-    # torch pins only with CUDA; the emulated device needs the same copy.
+    # torch pins only with CUDA; the simulated GPU needs the same copy.
     return pin(loader, settings, threaded=workers > 0) if settings.is_on_simulated_gpu else loader
 
 

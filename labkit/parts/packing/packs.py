@@ -211,8 +211,8 @@ class PackReader:
         """
         if not self.index.spans.size:
             raise Skip(
-                "cached must be unset for a pack that does not tell where each image lies, as "
-                f"{self.format.name}; choose packing folder, raw or tfrecord"
+                "cache must be no percentage for a pack that does not tell where each image lies, "
+                f"as {self.format.name}; choose packing folder, raw or tfrecord"
             )
         extents = []
         for i in indices:

@@ -123,7 +123,7 @@ def typical_arrays(preprocessor: Preprocessor, input_px: int) -> dict[str, np.nd
 def device_bytes(preprocessor: Preprocessor, batch_size: int, input_px: int) -> int:
     """Return how many bytes the on-device work of a batch reads and writes.
 
-    The emulated device derives the time of this work from it. Counted from the shapes of the
+    The simulated GPU derives the time of this work from it. Counted from the shapes of the
     arrays, so it also holds for a user's own preprocessor.
     """
     arrays = typical_arrays(preprocessor, input_px)

@@ -155,12 +155,11 @@ class RemoteStorage(Distance):
     def why_not(self, chosen: Chosen) -> str:
         """Refuse what cannot be where every image comes over a network; see `Storage.why_not`."""
         settings = chosen.settings
-        if settings.cache_state != "as found":
+        if settings.cache != "as found":
             return (
                 "cache must be 'as found' for images that come over a network, got "
                 f"{settings.cache_label!r}: none of them is in this machine's page cache, so no "
-                "state of it can be produced; set cache='as found' and leave cached unset, or set "
-                "a storage to copy them to"
+                "state of it can be produced; set cache='as found', or a storage to copy them to"
             )
         if settings.packing != "folder":
             return (

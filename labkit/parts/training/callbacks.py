@@ -4,7 +4,7 @@
                                                   last of the epoch ─▶ finish ─▶ end
 
 Steps are counted through all epochs of a trial, so that every 100th also occurs where epochs are
-shorter.  An epoch waits for what was started in the background during it.  The emulated device has
+shorter.  An epoch waits for what was started in the background during it.  The simulated GPU has
 no weights and no loss: its checkpoints hold a ResNet-18's weights in host memory, and reports show
 a dash for the loss.
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import torch
 
 CHECKPOINT = ".labkit-checkpoint.pth"
-HOST_ONLY = "host's part real, device's part emulated"
+HOST_ONLY = "host's part real, device's part simulated"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,11 +51,11 @@ class Callbacks:
 
     Args:
         callbacks: in the order in which they are called.
-        emulated: the device is emulated; only the host's part is real.
+        is_simulated: the device is simulated; only the host's part is real.
     """
 
-    def __init__(self, *callbacks: Callback, emulated: bool = False) -> None:
-        self._callbacks, self._emulated = callbacks, emulated
+    def __init__(self, *callbacks: Callback, is_simulated: bool = False) -> None:
+        self._callbacks, self._is_simulated = callbacks, is_simulated
         self._step = 0
 
     def __bool__(self) -> bool:
@@ -78,8 +78,8 @@ class Callbacks:
             callback.finish()
 
     def label(self) -> dict[str, str]:
-        """Return the row's label: what is emulated."""
-        return {"training loop": HOST_ONLY} if self._emulated and self else {}
+        """Return the row's label: what is simulated."""
+        return {"training loop": HOST_ONLY} if self._is_simulated and self else {}
 
 
 NONE = Callbacks()
@@ -97,8 +97,8 @@ def open_callbacks(settings: Settings, device: Device, step: Step, stack: ExitSt
     Raises:
         Skip: this machine lacks what they need, such as the folder for checkpoints.
     """
-    # Reading a result waits for a real device; the emulated one needs a call.
-    wait = device.synchronize if device.emulated else (lambda: None)
+    # Reading a result waits for a real device; the simulated one needs a call.
+    wait = device.synchronize if device.is_simulated else (lambda: None)
 
     def loss() -> float | None:
         wait()
@@ -119,7 +119,7 @@ def open_callbacks(settings: Settings, device: Device, step: Step, stack: ExitSt
             bar.update(loss() if bar.shows_loss else None)
 
         opened.append(Callback(every=1, call=update))
-    return Callbacks(*opened, emulated=device.emulated)
+    return Callbacks(*opened, is_simulated=device.is_simulated)
 
 
 def _evaluation(settings: Settings, step: Step, wait: Callable[[], None]) -> Callback:
@@ -169,7 +169,7 @@ class Totals:
     """Counts so far."""
 
     wait: Callable[[], None] = lambda: None
-    """Called before a number is read; the emulated device waits there."""
+    """Called before a number is read; the simulated GPU waits there."""
     confusion: torch.Tensor | None = None
     """(classes, classes) int64, true class by predicted class; None: nothing counted."""
 

@@ -72,7 +72,7 @@ def loop_loss(
         size_wh: (B, 2, h, w) float32, in cells.
         offset_xy: (B, 2, h, w) float32, in cells.
         batch: the targets, as `contracts.detector_batch` names them.
-        wait: called before a number is read; the emulated device waits there, a real one does so
+        wait: called before a number is read; the simulated GPU waits there, a real one does so
             by itself.
         in_threads: a thread for each image; Python runs one of them at a time ([001] 4.1, "use
             threads").
@@ -144,7 +144,7 @@ LOSSES: dict[str, Callable[..., torch.Tensor]] = {
 def host_loss(
     loss_of: Callable[..., torch.Tensor], batch_size: int, seed: int = 0
 ) -> Callable[..., None]:
-    """Make the host's part of a loss, forward and backward, for the emulated device.
+    """Make the host's part of a loss, forward and backward, for the simulated GPU.
 
     Maps of one cell need as many operator calls as whole maps, and almost no computation.
 

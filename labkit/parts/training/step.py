@@ -1,6 +1,6 @@
 """The training step: the work done on a batch once it is on the device.
 
-`detector` and the classifiers train; `timed` occupies the emulated device; `nothing` does no work,
+`detector` and the classifiers train; `timed` occupies the simulated GPU; `nothing` does no work,
 so that loading can be measured alone.  Importing this module does not import torch.
 """
 
@@ -34,7 +34,7 @@ class Step:
     """What is done with each batch; `backward` takes what `forward` returned."""
 
     forward: Callable[[dict], object]
-    """Batch of device tensors -> loss, a 0-dim float32 device tensor; None if emulated."""
+    """Batch of device tensors -> loss, a 0-dim float32 device tensor; None if simulated."""
     backward: Callable[[Any], None] | None = None
     """Gradients, optimizer step, gradients dropped; None where the device has no such phase."""
     loss: Callable[[], float | None] = lambda: None
@@ -98,7 +98,7 @@ def classifier(settings: Settings, device: Device, build: str = "build_classifie
 
 
 def timed(settings: Settings, device: Device) -> Step:
-    """Occupy the emulated device for its profile's time per image, without training.
+    """Occupy the simulated GPU for its profile's time per image, without training.
 
     A loss in loops is real work of the host.  It runs after the forward pass is queued, beside
     which the host may run it, and before the backward pass, which cannot start earlier.  Several
@@ -107,7 +107,7 @@ def timed(settings: Settings, device: Device) -> Step:
 
     Args:
         settings: uses loss, batch_size, seed and ranks.
-        device: the emulated one, which has `compute(images)`.
+        device: the simulated one, which has `compute(images)`.
 
     Returns:
         A step on any batch with `sample_id`, and with boxes if the loss loops over them.  It has
@@ -120,16 +120,16 @@ def timed(settings: Settings, device: Device) -> Step:
         loss_of = partial(LOSSES[settings.loss], wait=device.synchronize)
         work = host_loss(loss_of, settings.batch_size, settings.seed)
 
-    emulated: Any = device  # no other device has `compute`
+    simulated: Any = device  # no other device has `compute`
 
     def forward(batch: dict) -> None:
         images = len(batch["sample_id"])
         if work is None:
-            emulated.compute(images)
+            simulated.compute(images)
         else:
-            emulated.compute(images, FORWARD_SHARE)
+            simulated.compute(images, FORWARD_SHARE)
             work(mask_of(batch))
-            emulated.compute(images, 1 - FORWARD_SHARE)
+            simulated.compute(images, 1 - FORWARD_SHARE)
         if settings.ranks > 1:
             torch.distributed.barrier()
 
@@ -206,7 +206,7 @@ STEPS: dict[str, Callable[[Settings, Device], Step]] = {
 
 
 def label(settings: Settings) -> dict[str, str]:
-    """Return the row's labels of an emulated loss, and of a precision that is not float32."""
+    """Return the row's labels of a simulated loss, and of a precision that is not float32."""
     labels, step = {}, as_part(StepPart, STEPS.get(settings.step))
     if settings.loss != VECTORIZED and step.is_simulated:
         labels["loss"] = "in loops, the host's cost only"

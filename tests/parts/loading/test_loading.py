@@ -25,7 +25,7 @@ LOADING = pytest.mark.parametrize("name", [name for name in OURS if name != "res
 
 
 def settings(photos, **changes):
-    quickest = {"num_workers": 0, "device": "emulated", "preprocessor": "vectorized"}
+    quickest = {"num_workers": 0, "device": "simulated", "preprocessor": "vectorized"}
     return completed(data=str(photos), **{**quickest, **changes})
 
 
@@ -158,7 +158,7 @@ def assert_nothing_left(loader, times):
 
 
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="counts as Linux has them")
-@pytest.mark.parametrize("how", [{}, {"pin_memory": True, "device": "emulated"}])
+@pytest.mark.parametrize("how", [{}, {"pin_memory": True, "device": "simulated"}])
 @pytest.mark.parametrize("name", ["torch", "threads"])  # the rivals: test_rivals
 def test_breaking_off_again_and_again_leaves_nothing(small_photos, name, how):
     own = {"num_workers": 1, "device": "cpu", "preprocessor": "classification", **how}

@@ -170,7 +170,7 @@ def test_tensorflow_reads_tfrecord(packed):
 
 @pytest.mark.needs_rivals
 class TestEnding:
-    @pytest.mark.parametrize("how", [{}, {"pin_memory": True, "device": "emulated"}])
+    @pytest.mark.parametrize("how", [{}, {"pin_memory": True, "device": "simulated"}])
     @pytest.mark.parametrize("name", ONE_OF_EACH)
     def test_breaking_off_again_and_again_leaves_nothing(self, photos, name, how):
         assert_nothing_left(opened(photos, name, **how)[1], times=5)
@@ -191,7 +191,7 @@ class TestEnding:
         crcs = set()
         with Launcher(tmp_path / "log") as launcher:
             for name in ("torch", *ONE_OF_EACH):
-                wanted = asdict(settings(photos, name, device="emulated"))
+                wanted = asdict(settings(photos, name, device="simulated"))
                 wanted["gpu_images_per_s"] = 10_000
                 wanted |= {"cache": "as found", "images": 24}
                 measured = launcher.run("measure", settings=wanted, excluded=[])
@@ -257,7 +257,7 @@ class TestReasons:
              "reads files by itself, so it cannot wait for modelled_ssd; choose a real disk"),
             ("dali", {}, "the loader dali decodes and preprocesses on the GPU, got device cpu; "
              "choose device cuda, or the loader dali_cpu"),
-            ("dali", {"device": "emulated"}, "on the GPU, got device emulated; choose device cuda"),
+            ("dali", {"device": "simulated"}, "got device simulated; choose device cuda"),
         ],
     )  # fmt: skip
     def test_what_a_rival_cannot_do_it_skips(self, photos, name, changes, message):

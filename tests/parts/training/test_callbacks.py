@@ -1,6 +1,6 @@
 """What is done beside the steps: when, on whose time, and what becomes of failures.
 
-Steps are launched on the emulated device under a fake clock; checkpoints and reports are real.
+Steps are launched on the simulated GPU under a fake clock; checkpoints and reports are real.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from labkit.contracts import Skip
-from labkit.parts.devices import CpuDevice, EmulatedDevice
+from labkit.parts.devices import CpuDevice, SimulatedGpu
 from labkit.parts.training import STEPS
 from labkit.parts.training.callbacks import (
     CHECKPOINT,
@@ -67,7 +67,7 @@ def opened(stack, tmp_path, device=None, step=None, **settings):
         step="timed",
         **settings,
     )
-    device = device or EmulatedDevice(PROFILE, FakeClock())
+    device = device or SimulatedGpu(PROFILE, FakeClock())
     step = step or STEPS["timed"](settings, device)
     return open_callbacks(settings, device, step, stack)
 
@@ -84,10 +84,10 @@ def opened(stack, tmp_path, device=None, step=None, **settings):
         ({"progress_bar": "tqdm_loss"}, True),
     ],
 )
-def test_who_needs_a_steps_result_waits_for_the_emulated_device(tmp_path, settings, waits):
+def test_who_needs_a_steps_result_waits_for_the_simulated_device(tmp_path, settings, waits):
     with contextlib.ExitStack() as stack:
         clock = FakeClock()
-        device = EmulatedDevice(PROFILE, clock)  # a second per image
+        device = SimulatedGpu(PROFILE, clock)  # a second per image
         callbacks = opened(stack, tmp_path, device, **settings)
         device.compute(2)
         launched_s = clock.now()
@@ -117,7 +117,7 @@ def test_checkpoints_hold_the_step_and_are_gone_afterwards(tmp_path, saver):
 def test_a_report_names_the_step_and_the_loss_of_a_real_training(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     losses = iter([0.5, 0.25])
-    step = STEPS["timed"](Settings(batch_size=8), EmulatedDevice(PROFILE, FakeClock()))
+    step = STEPS["timed"](Settings(batch_size=8), SimulatedGpu(PROFILE, FakeClock()))
     step = SimpleNamespace(**{**vars(step), "loss": lambda: next(losses)})
     with contextlib.ExitStack() as stack:
         callbacks = opened(stack, tmp_path, CpuDevice(), step, report_every=2)

@@ -60,7 +60,7 @@ def test_every_loss_has_the_papers_number_and_the_same_gradients(boxes_per_image
 
 
 class Recorder:
-    """An emulated device that writes down what it was asked for."""
+    """A simulated GPU that writes down what it was asked for."""
 
     def __init__(self):
         self.calls = []
@@ -76,7 +76,7 @@ class Recorder:
 @pytest.mark.parametrize(
     ("name", "waits"), [("loops", 1), ("threads", 1), ("loops_sync", BATCH_SIZE * (80 + MAX_BOXES))]
 )
-def test_the_emulated_step_does_a_loops_work_between_forward_and_backward(name, waits):
+def test_the_simulated_step_does_a_loops_work_between_forward_and_backward(name, waits):
     device = Recorder()
     STEPS["timed"](Settings(loss=name, batch_size=BATCH_SIZE), device).forward(make_batch((3, 1)))
     first, *between, last = device.calls
@@ -84,7 +84,7 @@ def test_the_emulated_step_does_a_loops_work_between_forward_and_backward(name, 
     assert (first, last) == (pytest.approx(2 / 3), pytest.approx(4 / 3))  # of two images
 
 
-def test_a_row_says_that_only_the_hosts_part_of_an_emulated_loss_is_real():
-    emulated = Settings(loss="loops", device="emulated", step="timed")
-    assert label(emulated) == {"loss": "in loops, the host's cost only"}
+def test_a_row_says_that_only_the_hosts_part_of_a_simulated_loss_is_real():
+    simulated = Settings(loss="loops", device="simulated", step="timed")
+    assert label(simulated) == {"loss": "in loops, the host's cost only"}
     assert label(Settings(loss="loops", device="cpu", step="detector")) == {}
