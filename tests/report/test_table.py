@@ -237,7 +237,7 @@ def test_a_table_compares_a_real_gpu_with_the_loading_rate_of_the_rows_of_its_st
     said = f"device: cuda:NVIDIA H100, {units.rate(2.1 * rate)} ({first.x:.1f} × the loading"
     assert said in words.conditions(summary_of("fp32"))
     assert [row.x for row in summary_of("amp").rows] == [first.x, None]
-    assert "accelerator: cuda:NVIDIA H100 ·" in words.conditions(summary_of("amp"))
+    assert "device: cuda:NVIDIA H100 ·" in words.conditions(summary_of("amp"))
 
 
 def test_a_table_says_what_faster_loading_saves_at_best():
