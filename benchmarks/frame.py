@@ -105,7 +105,7 @@ class Ratio:
     high: float
 
     def __str__(self) -> str:
-        return f"{units.normalized(self.mean)} {units.interval(self.low, self.high)}"
+        return units.normalized(self.mean, self.low, self.high)
 
 
 def ratio(times_s: Sequence[float], others_s: Sequence[float]) -> Ratio:

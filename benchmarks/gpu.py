@@ -174,9 +174,7 @@ def rows_of(found: lab.Run) -> Iterator[Row]:
     """Yield a row per variant of a run."""
     title = f"{found.info.experiment}, {found.info.mode}"
     for row in found.summary.rows:
-        time_found = units.normalized(row.normalized_time)
-        if row.ci_low is not None:
-            time_found += f" {units.interval(row.ci_low, row.ci_high)}"
+        time_found = units.normalized(row.normalized_time, row.ci_low, row.ci_high)
         said = (
             row.reason
             or row.verdict

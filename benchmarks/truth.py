@@ -88,8 +88,7 @@ class Design:
         row, place = self.row, units.UNKNOWN
         if row.ci_low is not None:
             place = "inside" if row.ci_low <= self.planted <= row.ci_high else "outside"
-        measured = f"{units.normalized(row.normalized_time)} "
-        measured += units.interval(row.ci_low, row.ci_high)
+        measured = units.normalized(row.normalized_time, row.ci_low, row.ci_high)
         verdict = row.verdict or row.reason or "too few blocks"
         return self.name, verdict, measured, units.normalized(self.planted), place
 

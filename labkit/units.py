@@ -104,13 +104,14 @@ def minute(utc: str) -> str:
     return f"{utc[:10]} {utc[11:16]} UTC"
 
 
-def normalized(x: float | None) -> str:
-    """Write a normalized time: "0.894", "12.3", "0.00002"."""
+def normalized(x: float | None, low: float | None = None, high: float | None = None) -> str:
+    """Write a normalized time: "0.894", "0.00002"; with its interval: "0.87 [0.81, 0.97]"."""
     if x is None:
         return UNKNOWN
     # What would be written as 0 has one digit.
     decimals = 3 if x >= 0.0005 or x <= 0 else -math.floor(math.log10(x))
-    return f"{x:.{decimals}f}" if x < 9.9995 else _three_digits(x)
+    text = f"{x:.{decimals}f}" if x < 9.9995 else _three_digits(x)
+    return text if low is None else f"{text} {interval(low, high)}"
 
 
 def interval(low: float | None, high: float | None) -> str:

@@ -410,10 +410,8 @@ def _say_ratio(
     claim: Claim, contrast: Contrast, evidence: _Evidence, compared: Comparison
 ) -> Answer:
     rows, expected, verdict = _compared(contrast, evidence), contrast.expected, compared.verdict
-    measured = compared.ratio, compared.low, compared.high, verdict
-    figures = units.normalized(compared.ratio)
-    if compared.low is not None:
-        figures += f" {units.interval(compared.low, compared.high)}"
+    measured = compared.ratio, compared.low, compared.high
+    figures = units.normalized(*measured)
     if isinstance(expected, float):
         figures += f" measured, {units.normalized(expected)} published"
     if not verdict:
@@ -422,12 +420,12 @@ def _say_ratio(
     if verdict == UNSTABLE:
         return _say(figures, rows, f"{UNSTABLE}, no verdict", UNDECIDED)
     if isinstance(expected, float):
-        word = agreement(expected, *measured, rows[0])
+        word = agreement(expected, *measured, verdict, rows[0])
         if word == OUT_OF_REACH:
             figures += f"; {bound(rows[0])}, the document saved {units.whole_percent(1 - expected)}"
         return _say(figures, rows, word)
     words = [
-        agreement(one, *measured) if one else ""
+        agreement(one, *measured, verdict) if one else ""
         for one in ([expected] if isinstance(expected, str) else expected)
     ]
     if isinstance(expected, str) and expected:

@@ -263,8 +263,7 @@ def check_baseline(run: StoredRun) -> None:
 
 def normalized(row: Row) -> str:
     """Return a normalized time and its 95 % interval: "0.894 [0.881, 0.907]"."""
-    interval = "" if row.ci_low is None else f" {units.interval(row.ci_low, row.ci_high)}"
-    return f"{units.normalized(row.normalized_time)}{interval}"
+    return units.normalized(row.normalized_time, row.ci_low, row.ci_high)
 
 
 def published(summary: Summary, row: Row) -> str:
