@@ -217,7 +217,7 @@ class Mode:
 MODES: dict[str, Mode] = {
     mode.name: mode
     for mode in (
-        Mode(name="quick", blocks=3, epoch_s=1.0, min_steps=12, shuffled=True, judged=False),
+        Mode(name="quick", blocks=3, epoch_s=1.6, min_steps=12, shuffled=True, judged=False),
         Mode(name="document", blocks=1, epoch_s=0.0, min_steps=1, shuffled=False, judged=False),
         Mode(name="full", blocks=10, epoch_s=5.0, min_steps=50, shuffled=True, judged=True),
     )
@@ -312,13 +312,14 @@ def with_new_names(stored: Mapping[str, Any]) -> dict[str, Any]:
         kept["cache"] = stored["cached"]
     if "order" in stored:
         kept["shuffle"] = stored["order"] != "sequential"
-    if stored.get("progress_loss") and stored.get("progress_bar") == "tqdm":
-        kept["progress_bar"] = "tqdm_loss"
+    if stored.get("progress_loss"):
+        kept["progress_bar"] = {"tqdm": "tqdm_loss"}.get(stored.get("progress_bar"), "none")
     if stored.get("report_in_background"):
         kept["report_to"] = f"{stored.get('report_to', 'file')}{IN_THREAD}"
     profile, speed = str(stored.get("profile", "calibrated")), stored.get("device_speed")
-    if stored.get("device") == "emulated":
-        kept["device"] = SLEEPING if profile == "calibrated_sleeping" else "simulated"
+    simulated = SLEEPING if profile == "calibrated_sleeping" else "simulated"
+    if "device" in stored:
+        kept["device"] = {"emulated": simulated}.get(stored["device"], stored["device"])
     if speed is None and profile not in CALIBRATED:
         speed = profile
     return kept if speed is None else {"gpu_images_per_s": speed, **kept}

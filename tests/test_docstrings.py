@@ -37,10 +37,15 @@ def finished(photos, tmp_path_factory):
     return SimpleNamespace(folder=folder, run=run, experiment=chosen)
 
 
-@pytest.mark.parametrize("function", WITH_EXAMPLES, ids=lambda function: str(function))
+def name_of(function):
+    """Return the dotted name, of a property that of its method."""
+    return getattr(function, "fget", function).__qualname__
+
+
+@pytest.mark.parametrize("function", WITH_EXAMPLES, ids=name_of)
 def test_examples_print_what_they_say(function, finished, monkeypatch):
     monkeypatch.chdir(finished.folder)
-    function = function.fget if isinstance(function, property) else function
+    function = getattr(function, "fget", function)
     module = vars(importlib.import_module(function.__module__))
     known = {"lab": lab, "run": finished.run, "experiment": finished.experiment}
     (test,) = doctest.DocTestFinder(recurse=False).find(

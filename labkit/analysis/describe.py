@@ -253,7 +253,8 @@ class Averages:
     def swapped_pages(self) -> int | None:
         """Pages that the machine swapped in or out during these trials."""
         ways = ("swapped_in_pages", "swapped_out_pages")
-        return _sum(trial.disturbance.get(way) for trial in self.trials for way in ways)
+        pages = _sum(trial.disturbance.get(way) for trial in self.trials for way in ways)
+        return None if pages is None else int(pages)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -98,14 +98,14 @@ def over_device_speeds(experiment: Experiment, cache: str | None = None) -> Expe
     alike = {replace(kept[label], persistent_workers=False): label for label in in_turn}
     kept = {label: its for label, its in kept.items() if label in alike.values()}
     name, about = f"{experiment.name}{SUFFIX}", experiment.name
-    states = {settings.cache for settings in kept.values()}
+    states = {str(settings.cache) for settings in kept.values()}
     if len(states) > 1:
-        if wanted.cache not in states:
+        if str(wanted.cache) not in states:
             raise ValueError(
                 f"cache must be {' or '.join(sorted(states))} for a roofline of {experiment.name}, "
                 f"got {wanted.cache}; leave it out"
             )
-        state = wanted.cache.replace(" ", "_")
+        state = str(wanted.cache).replace(" ", "_")
         name, about = f"{name}_{state}", f"{about}, {wanted.cache} epoch"
         kept = {
             label: settings

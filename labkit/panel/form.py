@@ -192,9 +192,9 @@ def _control(name: str, start: Request) -> Widget:
     if kind is bool:
         return widgets.Dropdown(options=[(AUTO, AUTO), ("yes", True), ("no", False)], **said)
     if name == "storage" or name in NUMBERS_OR_NAMES:  # a folder's path, or a number
-        others = media.media() if name == "storage" else ()
+        folders = media.media() if name == "storage" else ()
         names = choices or TABLES[name]
-        return widgets.Combobox(options=[AUTO, *names, *others], **said)
+        return widgets.Combobox(options=[AUTO, *names, *folders], **said)
     if choices := choices or tuple(TABLES.get(name, ())):
         given = start.settings.get(name)
         others = [] if given in (*choices, None) else [given]  # the run says that it is unknown

@@ -150,10 +150,8 @@ class Order:
         return len(self.images)
 
     def __iter__(self):
-        images = sorted(self.images)
-        if SHUFFLE:
-            images = np.random.default_rng((SEED, self.epoch)).permutation(self.images).tolist()
-        return ((self.epoch, i) for i in images)
+        images = np.random.default_rng((SEED, self.epoch)).permutation(self.images).tolist()
+        return ((self.epoch, i) for i in (images if SHUFFLE else sorted(self.images)))
 
 
 # --- loader: threads ---

@@ -473,12 +473,12 @@ def curve(summary: Summary) -> Figure:
             cheap = next(row.variant for steps, row in points if steps == limit)
             shown.append(f"{NEGLIGIBLE_SAID} {cheap}")
     with page() as figure:
-        handles = _draw_curve(figure.add_subplot(), summary, found)
+        handles = _draw_over_steps(figure.add_subplot(), summary, found)
         frame(figure, *around(summary), 3.9, handles, shown=shown, columns=3)
     return figure
 
 
-def _draw_curve(axes: Axes, summary: Summary, found: Mapping[str, Points]) -> list[Artist]:
+def _draw_over_steps(axes: Axes, summary: Summary, found: Mapping[str, Points]) -> list[Artist]:
     from matplotlib.lines import Line2D
 
     chosen, advice = summary.info.x_axis, summary.info.x_axis.advice

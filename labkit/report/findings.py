@@ -20,7 +20,7 @@ from labkit.analysis.winner import winner
 from labkit.experiments.combined import SINGLE_EFFECTS
 from labkit.machine import hardware
 from labkit.parts.training.exchange import LINK, NO_SYNC, NOOP
-from labkit.records import Cost, ReadCounts
+from labkit.records import Cost, ReadCounts, Trial
 from labkit.report.table import Table, Tables
 from labkit.report.words import check_baseline, not_measured, reason
 from labkit.runs.store import StoredRun
@@ -63,7 +63,9 @@ def savings(run: StoredRun, *, epochs: int, images: int) -> Table:
     cache_bytes = CACHE_SHARE * (run.info.provenance.memory_bytes or hardware.memory_bytes())
     fits = data_bytes <= cache_bytes
     # All trials of a run have equally many images.
-    scale = images / next(trial.epochs[0].images for trial in run.trials if trial.epochs)
+    scale = images / next(
+        trial.epochs[0].images for trial in run.trials if isinstance(trial, Trial) and trial.epochs
+    )
 
     cells, base_s, extrapolated = [], None, []
     for row in summary.rows:

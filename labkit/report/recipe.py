@@ -207,10 +207,8 @@ def _blocks(run: StoredRun, settings: Settings, *, has_more: bool) -> Iterator[s
     has_boxes, is_detector = run.info.data.boxes == "coco", preprocessor.batch == "detector"
     read, decode = _pick(READ, settings, "packing"), _pick(DECODE, settings, "decoder")
     pixels, dataset = _pick(SAMPLES, settings, "preprocessor")
-    loader, (ahead, batches) = (
-        _pick(LOAD, settings, "loader"),
-        _pick(PREFETCH, settings, "prefetcher"),
-    )
+    loader = _pick(LOAD, settings, "loader")
+    ahead, batches = _pick(PREFETCH, settings, "prefetcher")
     if is_detector and not has_boxes:
         raise ValueError(
             "data must have boxes for a recipe that trains a detector, got none (the run made some "
@@ -423,7 +421,8 @@ def _import_lines(imports: list[tuple[str, str]]) -> str:
     names: dict[str, list[str]] = defaultdict(list)
     for statement, name in imports:
         names[statement].append(name)
-    own, others = [], []
+    own: list[str] = []
+    others: list[str] = []
     for statement in sorted(names, key=lambda each: (each.startswith("from"), each)):
         package = statement.split()[1].partition(".")[0]
         group = own if package in sys.stdlib_module_names else others

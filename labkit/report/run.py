@@ -53,7 +53,7 @@ class Run(StoredRun):
 
         Examples:
             >>> run.charts
-            ('times', 'epochs')
+            ('times',)
         """
         return tuple(charts.kinds(self.summary))
 
@@ -257,8 +257,8 @@ def find_run(name: Path | str, results: Path | str = "results") -> Run:
         ValueError: several runs match, or the run was written by a newer labkit.
 
     Examples:
-        >>> lab.find_run("preprocessing").folder == run.folder
-        True
+        >>> lab.find_run("preprocessing").info.status
+        'finished'
     """
     return _held(store.find_run(results, str(name)))
 
@@ -267,8 +267,8 @@ def newest_run(name: str, results: Path | str = "results") -> Run | None:
     """Return an experiment's newest finished run; None where there is none.
 
     Examples:
-        >>> lab.newest_run("preprocessing").folder == run.folder
-        True
+        >>> lab.newest_run("preprocessing").info.status
+        'finished'
         >>> lab.newest_run("storage") is None
         True
     """

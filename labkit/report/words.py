@@ -64,9 +64,9 @@ def plain_labels(summary: Summary) -> list[str]:
     labels = summary.labels | {
         hardware.kind: str(hardware) for hardware in summary.hardware if hardware.how == "real"
     }
-    own = [row for row in summary.rows if row.labels and row.variant == summary.baseline]
+    own = [row for row in summary.rows if row.hardware and row.variant == summary.baseline]
     if summary.kind != "roofline":
-        own = [row for row in summary.rows if row.labels]
+        own = [row for row in summary.rows if row.hardware]
     rates = {row.device_images_per_s for row in own}
     if "device" in labels and len(rates) == 1 and None not in rates:
         labels["device"] += f", {units.rate(*rates)}"
@@ -371,7 +371,7 @@ def _cache(row: Row) -> str:
     if read is not None:
         measured.append(f"{units.percent(read)} of bytes from disk")
     is_verified = cache_state.is_verified(cache, before, read)
-    if is_verified and len(row.trials[0].epochs) == 2 and 0.45 < (read or 0.0) < 0.55:
+    if is_verified and len(row.of_epochs[0].epochs) == 2 and 0.45 < (read or 0.0) < 0.55:
         measured = ["epoch 1 from disk, epoch 2 from memory"]
     if row.swapped_pages:
         measured.append(f"{units.count(row.swapped_pages, 'page')} swapped")

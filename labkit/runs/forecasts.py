@@ -36,6 +36,10 @@ def forecast(
 
     Returns:
         Shows itself as a sentence.
+
+    Examples:
+        >>> lab.forecast(experiment, "quick", blocks=3).trials
+        9
     """
     chosen = pick(MODES, mode, "mode")
     wanted = experiment.measured(in_full=chosen.judged)

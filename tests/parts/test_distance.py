@@ -176,8 +176,8 @@ def test_the_proof_of_a_row_says_that_there_is_no_page_cache(photos, var):
         source, _ = open_loader(resolve(settings_for(photos)))
         proof = source.prove_cache(source.prepare_cache("as found"))
         rates = check_rates(settings_for(photos), seconds=0.1)
-    assert (facts["label"], facts["copied_bytes"]) == (
-        "simulated distance(0 ms, 8,000 Mbit/s)", None,
+    assert (str(facts["hardware"]), facts["copied_bytes"]) == (
+        "simulated remote storage (0 ms, 8,000 Mbit/s)", None,
     )  # fmt: skip
     assert [rate["pattern"] for rate in rates] == ["round trips", "together", "together"]
     unknown = ("resident_share_before", "resident_share_after", "logical_read_bytes")
@@ -202,7 +202,7 @@ def test_data_at_a_distance_is_copied_by_its_server_and_the_copy_goes(photos, va
         whole_bytes = sum(path.stat().st_size for path in (*near.paths, *near.companions))
         assert facts["copied_bytes"] == whole_bytes
         assert facts["copied_s"] > 0
-        assert facts["label"] == "simulated distance(0 ms, 8,000 Mbit/s, staged)"
+        assert facts["hardware"].details == "0 ms, 8,000 Mbit/s, staged"
     assert list(var.iterdir()) == []
 
 

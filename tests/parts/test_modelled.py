@@ -61,7 +61,7 @@ class LateClock(FakeClock):
 
 def modelled(files, disk, clock=None, caches=False, method="spawn"):
     clock = clock or LateClock()
-    return ModelledReader(files, disk, clock=clock, multiprocessing_context=method, caches=caches)
+    return ModelledReader(files, disk, clock=clock, start_method=method, caches=caches)
 
 
 def another(reader, clock=None, real_s=0.0):

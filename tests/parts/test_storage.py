@@ -276,4 +276,5 @@ def test_every_storage_says_where_the_data_is_and_what_to_call_it(tmp_path, name
     else:  # nothing is copied before a run asks for it
         assert stored.directory.parent == stored.copy
         assert tmp_path.name in stored.copy.name
-    assert re.fullmatch(r"real|(throttled|modelled)\(.+\)", stored.label)
+    assert stored.hardware.kind == "storage"
+    assert stored.hardware.how == "real" or stored.hardware.details

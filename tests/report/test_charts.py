@@ -270,7 +270,7 @@ def test_every_variant_of_a_curve_has_its_place(name):
 
 def test_a_series_of_a_curve_is_named_by_what_else_differs_from_the_baseline():
     names = charts.find_series(curve_summary("checkpoints", all_of("checkpoints")))
-    assert list(names) == ["", "saver thread", "checkpoint_to tmpfs"]
+    assert list(names) == ["", "checkpoint_writer thread", "checkpoint_to tmpfs"]
     names = charts.find_series(curve_summary("evaluation", all_of("evaluation")))
     assert list(names) == ["metrics loops", "metrics vectorized"]
     quick = lab.choose(lab.experiment("logs"), baseline="every 10 steps")

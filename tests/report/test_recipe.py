@@ -347,6 +347,15 @@ def blocks_of(file):
     return blocks
 
 
+def test_blocks_are_chosen_for_every_part_but_outside_loaders():
+    chosen = {
+        "packing": recipe.READ, "decoder": recipe.DECODE, "preprocessor": recipe.SAMPLES,
+        "loader": recipe.LOAD, "prefetcher": recipe.PREFETCH,
+    }  # fmt: skip
+    for setting, names in chosen.items():
+        assert set(names) == set(TABLES[setting]) - set(OUTSIDE), setting
+
+
 def test_a_block_is_the_same_in_all_programs():
     known = {}
     for program in recipe.PROGRAMS:

@@ -185,7 +185,7 @@ def test_a_simulated_baseline_makes_the_comparison_simulated():
 def test_stand_ins_are_named_with_the_variants_they_belong_to():
     found = table(summarize(fake_info(["hdd", "ssd"]), fake_throttled_hdd()))
     assert found.heading[1] == "Throttled storage (81 reads/s): hdd"
-    assert "accelerator: cuda:H200" in found.heading[2]
+    assert "device: cuda:H200" in found.heading[2]
 
 
 def test_a_check_says_when_it_was_made_with_how_many_readers():
@@ -234,10 +234,10 @@ def test_a_table_compares_a_real_gpu_with_the_loading_rate_of_the_rows_of_its_st
 
     first, second = summary_of("fp32").rows
     assert first.x == second.x == first.device_images_per_s / first.steady_images_per_s
-    said = f"accelerator: cuda:NVIDIA H100, {units.rate(2.1 * rate)} ({first.x:.1f} × the loading"
+    said = f"device: cuda:NVIDIA H100, {units.rate(2.1 * rate)} ({first.x:.1f} × the loading"
     assert said in words.conditions(summary_of("fp32"))
     assert [row.x for row in summary_of("amp").rows] == [first.x, None]
-    assert "accelerator: cuda:NVIDIA H100 ·" in words.conditions(summary_of("amp"))
+    assert "device: cuda:NVIDIA H100 ·" in words.conditions(summary_of("amp"))
 
 
 def test_a_table_says_what_faster_loading_saves_at_best():

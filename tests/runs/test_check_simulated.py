@@ -9,7 +9,6 @@ from small import completed
 
 from labkit.contracts import Skip
 from labkit.machine.clock import utc_now
-from labkit.parts.storage.slow_disk import ThrottledDisk
 from labkit.runs import check_simulated as module
 from labkit.runs.active import ActiveRun
 from labkit.runs.check_simulated import (
@@ -45,7 +44,7 @@ class Asked(ActiveRun):
             storages={"throttled": {"hardware": asdict(THROTTLED_DISK)}},
             data={"manifest_hash": "h"},
         )
-        parts = {"hdd": SimpleNamespace(storage=ThrottledDisk)}
+        parts = {"hdd": SimpleNamespace(storage=SimpleNamespace(hardware=THROTTLED_DISK))}
         folder = create_run(results, info)
         super().__init__(folder, info, parts=parts, cancel=None, progress=False)
 

@@ -94,7 +94,7 @@ LAYOUTS = {
 def test_here_nothing_is_copied_and_the_medium_is_described(lab, data):
     said, before = [], tree(data)
     with stage(settings_for(data, "here"), said) as facts:
-        assert (facts["label"], facts["remark"]) == ("real", "")
+        assert (facts["hardware"].how, facts["remark"]) == ("real", "")
         assert (facts["copied_bytes"], facts["copied_s"]) == (None, None)
         assert facts["cold_reads_per_s"] is None
         assert facts["filesystem"] == describe_medium(data).filesystem
@@ -226,7 +226,7 @@ def tmpfs(lab, data, memory, monkeypatch):
 def test_memory_holds_a_private_copy_for_as_long_as_it_is_needed(tmpfs, data):
     said, copy = [], place(tmpfs).storage.copy
     with stage(tmpfs, said) as facts:
-        assert (facts["label"], facts["filesystem"]) == ("real", "tmpfs")
+        assert (facts["hardware"].how, facts["filesystem"]) == ("real", "tmpfs")
         assert facts["copied_bytes"] == data_bytes(data)
         assert_same_data(data, place(tmpfs).reader.root)
         assert place(tmpfs).reader.root.is_relative_to(copy)
@@ -311,12 +311,12 @@ def test_a_tmpfs_of_ones_own_is_used_and_a_disk_of_that_name_is_not_believed(lab
         pytest.skip(reason)
     write_media("labkit.toml", tmpfs="disk")
     with stage(settings_for(data, "tmpfs")) as facts:
-        assert facts["label"] == f"unknown(on {facts['filesystem']}, not in memory)"
+        assert facts["hardware"].details == f"on {facts['filesystem']}, not in memory"
         assert facts["remark"].startswith("tmpfs is not known to be one: on ")
     with folder_in_memory() as memory:
         write_media("labkit.toml", tmpfs=memory)
         with stage(settings_for(data, "tmpfs")) as facts:
-            assert (facts["label"], facts["remark"]) == ("real", "")
+            assert (facts["hardware"].how, facts["remark"]) == ("real", "")
             assert_same_data(data, place(settings_for(data, "tmpfs")).reader.root)
             assert place(settings_for(data, "tmpfs")).reader.root.is_relative_to(memory)
         assert list(memory.iterdir()) == [memory / "labkit-data"]  # the user's: it stays
@@ -333,7 +333,7 @@ def test_a_copy_on_a_named_disk_stays_and_is_not_made_twice(lab, photos):
         with stage(settings, said) as facts:
             assert facts["copied_bytes"] == data_bytes(data)
             doubt = "hdd is not known to be one: "
-            assert facts["label"] == "real" or facts["remark"].startswith(doubt)
+            assert facts["hardware"].how == "real" or facts["remark"].startswith(doubt)
             if can_evict():
                 assert facts["cold_reads_per_s"] > 0
         copy = place(settings).storage.copy

@@ -34,7 +34,7 @@ def test_the_warm_up_copies_as_the_epochs_do(monkeypatch, prefetcher, pin_memory
     pinned, copied, trained = [], [], []
 
     class Device:
-        simulated, torch_device = False, torch.device("cuda")
+        is_simulated, torch_device = False, torch.device("cuda")
 
         def put(self, batch, *, pinned, side_stream):
             copied.append((id(batch["sample_id"]), pinned, side_stream))

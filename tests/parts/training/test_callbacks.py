@@ -96,11 +96,11 @@ def test_who_needs_a_steps_result_waits_for_the_simulated_device(tmp_path, setti
     assert callbacks.label() == {"training loop": HOST_ONLY}
 
 
-@pytest.mark.parametrize("checkpoint_writer", ["sync", "thread"])
-def test_checkpoints_hold_the_step_and_are_gone_afterwards(tmp_path, saver):
+@pytest.mark.parametrize("writer", ["sync", "thread"])
+def test_checkpoints_hold_the_step_and_are_gone_afterwards(tmp_path, writer):
     before = set(threading.enumerate())
     with contextlib.ExitStack() as stack:
-        callbacks = opened(stack, tmp_path, checkpoint_every=2, checkpoint_writer=saver)
+        callbacks = opened(stack, tmp_path, checkpoint_every=2, checkpoint_writer=writer)
         for _ in range(5):
             callbacks.after_step(BATCH)
         callbacks.finish()
