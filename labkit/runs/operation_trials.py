@@ -389,9 +389,11 @@ def _run_group(run: ActiveRun, group: str, planned: Sequence[Planned]) -> None:
     except (Cancelled, KeyboardInterrupt):
         run.append(planned[0], "cancelled", "cancelled by the user")
         raise
-    except (Skip, TrialFailed) as failure:  # killed, say; a resumed run tries the group again
+    except TrialFailed as failure:  # as when it is killed: a resumed run tries the group again
         baseline = run.info.baseline_by_group[group]
-        run.drop(replace(planned[0], variant=baseline, role=""), "failed", str(failure))
+        others = [label for label in tasks if label != baseline]
+        for label in (*others, baseline):  # without it, they would be skipped for good
+            run.drop(replace(planned[0], variant=label, role=""), "failed", str(failure))
         return
     trials = [OperationTrial.from_row(row) for row in result["trials"]]
     append_trials(run.folder, *trials)
