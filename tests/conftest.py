@@ -209,7 +209,7 @@ def beside_others():
         patch.setattr(calibrated_device, "PROCESS_S", 0.01)
         patch.setattr(calibrated_device, "LEAST_PROCESSES", 2)
         patch.setattr(calibrated_device, "LONGEST_S", 0.0)
-        # The checks run; beside other tests a GPU or a disk may be late, which is no error of theirs.
+        # The checks run; beside other tests a simulated GPU or disk may be late.
         patch.setattr(check_simulated, "FREE_LOADER_MIN_AU", 0.5)
         patch.setattr(check_simulated, "MAX_ERROR_SHARE", 1.0)
         yield measures

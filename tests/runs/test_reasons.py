@@ -10,7 +10,9 @@ from labkit.settings import Settings
 
 def test_fewer_workers_are_no_advice_where_the_gpus_memory_ran_out(photos):
     error = RuntimeError("CUDA out of memory. Tried to allocate 20.00 GiB")
-    said = out_of_memory(error, completed(data=str(photos), batch_size=8, preprocessor="classification"))
+    said = out_of_memory(
+        error, completed(data=str(photos), batch_size=8, preprocessor="classification")
+    )
     assert said.startswith("batch_size must leave room in the GPU's memory, got 8 (393 KB a batch)")
     assert "workers" not in said
 
