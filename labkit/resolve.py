@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import pickle
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -357,14 +358,19 @@ def open_reader(packing: str, directory: Path) -> Reader:
     return pick(PACKINGS, packing, "packing").open(directory)
 
 
-def open_data(settings: Settings) -> Reader:
+def open_data(settings: Settings, cancel: threading.Event | None = None) -> Reader:
     """Open the data that settings name, where it lies and as it is.
 
     Data at a URL is copied to this machine first, unless that was done before.
 
+    Args:
+        settings: `data` counts, and how it is stored.
+        cancel: set by another thread to stop copying.
+
     Raises:
+        Cancelled: `cancel` was set.
         ValueError: it is not there, is not a data set, or holds something else.
         OSError: it is at a URL that cannot be read.
         Skip: it is stored in a way that this machine cannot read.
     """
-    return open_reader(original(settings).packing, download(settings.data))
+    return open_reader(original(settings).packing, download(settings.data, cancel=cancel))

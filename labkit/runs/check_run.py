@@ -23,7 +23,6 @@ from labkit.machine import gpu, hardware
 from labkit.machine.clock import utc_now
 from labkit.parts.devices import DevicePart
 from labkit.parts.packing.manifest import read_manifest
-from labkit.parts.packing.remote import download
 from labkit.photos.make import make_photos
 from labkit.records import (
     KINDS,
@@ -87,15 +86,12 @@ def check_run(
     """
     chosen = pick(MODES, mode, "mode")
     request = {**(experiment.request or {}), "mode": mode, "blocks": blocks}
-    pick(dict.fromkeys(KINDS), experiment.kind, "kind")
     blocks = check_blocks(chosen, blocks, experiment.kind)
-    folder = experiment.settings[experiment.baseline].data
-    if folder == Settings.data and not Path(folder).exists():  # nobody named any
-        make_photos(folder)
-    if experiment.fallback is not None:
-        baseline = experiment.settings[experiment.baseline]
-        if reason := why_not_throttled(complete_here(baseline)):
-            experiment = experiment.fallback(experiment, reason)
+    base = experiment.settings[experiment.baseline]
+    if base.data == Settings.data and not Path(base.data).exists():  # nobody named any
+        make_photos(base.data)
+    if experiment.fallback is not None and (reason := why_not_throttled(base)):
+        experiment = experiment.fallback(experiment, reason)
     wanted = experiment.measured(in_full=chosen.judged)
     variants = {label: complete_here(variant.settings) for label, variant in wanted.items()}
     parts, skipped = {}, {}
@@ -109,8 +105,7 @@ def check_run(
         raise BaselineSkipped(NO_BASELINE.format(experiment.baseline, skipped[experiment.baseline]))
     own_parts()  # refuses those that no other process can be sent
     _check_equal_work(variants)
-    download(folder, cancel=cancel)
-    data = _describe_data(variants[experiment.baseline])
+    data = _describe_data(variants[experiment.baseline], cancel)
     _check_together(parts, data.images)
     names = effective_settings(experiment.kind)
     stored = {
@@ -207,9 +202,9 @@ def check_resumable(run: StoredRun) -> dict[str, Resolved]:
     return parts
 
 
-def _describe_data(settings: Settings) -> Data:
+def _describe_data(settings: Settings, cancel: threading.Event | None = None) -> Data:
     open_reader.cache_clear()  # a notebook lives long, and its data may change
-    reader = open_data(settings)
+    reader = open_data(settings, cancel)
     return Data(
         folder=settings.data,
         images=len(reader),

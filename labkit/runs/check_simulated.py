@@ -199,8 +199,7 @@ def free_loader_utilization(settings: Settings) -> float:
     settings = replace(settings, loss=VECTORIZED, sync_every=0, pin_memory=True, ranks=1)
     pipeline = build(settings, clock)
     step_s = pipeline.parts.profile.compute_s_per_image * settings.batch_size
-    # A try takes 0.15 s.
-    steps = max(1, round(0.15 / step_s))
+    steps = max(1, round(0.3 / step_s))  # of a try of 0.3 s
     empty = {"sample_id": torch.zeros(settings.batch_size, dtype=torch.int64)}
     time_epoch(replace(pipeline, loader=[empty]), clock)  # imports, once in a process
     gc.collect()

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any
 
-from labkit.records import EPOCHS, XAxis
+from labkit.records import EPOCHS, KINDS, XAxis
 from labkit.runs.store import RESERVED
 from labkit.settings import CORRECTED, PROTOCOLS, Settings, pick
 
@@ -101,6 +101,7 @@ class Experiment:
             object.__setattr__(self, "baseline", next(iter(self.variants)))
         pick(dict(self.variants), self.baseline, "baseline")
         pick(dict.fromkeys(PROTOCOLS), self.protocol, "protocol")
+        pick(dict.fromkeys(KINDS), self.kind, "kind")
 
     @property
     def settings(self) -> dict[str, Settings]:

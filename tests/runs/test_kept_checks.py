@@ -31,7 +31,10 @@ def test_a_later_check_of_the_same_replaces_the_earlier_one(tmp_path):
     assert len(json.loads((tmp_path / FILE).read_text())) == 2
 
 
-@pytest.mark.parametrize("content", ["", "{}", "[1]", '[{"result": []}]', "[" * 100_000])
+@pytest.mark.parametrize(
+    "content",
+    ["", "{}", "[1]", '[{"result": []}]', pytest.param("[" * 99_999, id="in depth")],
+)
 def test_another_file_of_that_name_keeps_nothing_and_is_replaced(tmp_path, content):
     (tmp_path / FILE).write_text(content)
     assert find_kept(tmp_path, DEPENDS_ON) is None
