@@ -259,8 +259,8 @@ def record_facts(variants: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[st
         variants: label -> settings by name, as `gather_facts` takes them.
     """
     return {
-        label: {name: value for name, value in asdict(gather_facts(its)).items() if value}
-        for label, its in variants.items()
+        label: {name: value for name, value in asdict(gather_facts(settings)).items() if value}
+        for label, settings in variants.items()
     }
 
 

@@ -56,7 +56,7 @@ def cuda() -> CudaState:
     It takes milliseconds without an NVIDIA driver, else as long as importing torch does; later
     calls return the same answer.
     """
-    (driver, gpus), found = nvidia_driver(), {}
+    (driver, gpus), facts = nvidia_driver(), {}
     try:
         if not gpus:
             raise Skip("the NVIDIA driver sees no GPU" if driver else "no NVIDIA driver")
@@ -70,7 +70,7 @@ def cuda() -> CudaState:
         )
         answer = json.loads(done.stdout.splitlines()[-1])
         reason = explain_cuda(answer)
-        found = {name: answer[name] for name in ("name", "memory_bytes", "capability")}
+        facts = {name: answer[name] for name in ("name", "memory_bytes", "capability")}
     except Skip as skip:
         reason = str(skip)
     except subprocess.TimeoutExpired:
@@ -78,7 +78,7 @@ def cuda() -> CudaState:
     except subprocess.CalledProcessError as error:
         last_line = (error.stderr.strip().splitlines() or ["no message"])[-1]
         reason = f"torch could not be tried: {last_line}"
-    return CudaState(works=not reason, reason=reason, driver=driver, **found)
+    return CudaState(works=not reason, reason=reason, driver=driver, **facts)
 
 
 def nvidia_driver() -> tuple[str, int]:
@@ -139,8 +139,8 @@ def open_gpu(count: int = 1) -> Callable[[], Reading]:
     except pynvml.NVMLError:
         raise Skip("no NVIDIA driver answers NVML") from None
     except Exception as error:  # torch raises several classes where there is no GPU
-        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise Skip(f"torch has no GPU here: {said}") from None
+        lines = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise Skip(f"torch has no GPU here: {lines}") from None
     this = psutil.Process()
     own = {each.pid for each in (this, *this.children(recursive=True))}
 

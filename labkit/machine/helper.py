@@ -84,7 +84,7 @@ class Helper:
         _register(pids() - {self.pid})
 
 
-def _register(found: set[int]) -> None:
+def _register(pids: set[int]) -> None:
     os.environ.pop(HELPERS, None)
-    if found:
-        os.environ[HELPERS] = " ".join(map(str, sorted(found)))
+    if pids:
+        os.environ[HELPERS] = " ".join(map(str, sorted(pids)))

@@ -69,8 +69,8 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         server = self.server
         secret, _, path = self.path.removeprefix("/").partition("/")
-        found = self._body(path) if secret == server.secret else None
-        status, size_bytes, body = (200, *found) if found else (404, 0, io.BytesIO())
+        content = self._body(path) if secret == server.secret else None
+        status, size_bytes, body = (200, *content) if content else (404, 0, io.BytesIO())
         wait_s = max(0.0, self.round_trips * server.rtt_s - server.own_s)
         self.round_trips = 1
         ready_s = self.asked_s + (SOON_S if path == SOON else wait_s)

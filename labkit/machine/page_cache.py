@@ -116,11 +116,11 @@ def _share(extents: list[Path | Extent], counter: str) -> float | None:
             start, stop = span or (0, _size_bytes(file))
             if start < stop:
                 start -= start % mmap.PAGESIZE
-                held = COUNTERS[counter](file, start, stop)
+                counted = COUNTERS[counter](file, start, stop)
                 filesystem = os.fstat(file.fileno()).st_dev
-                resident[filesystem] = resident.get(filesystem, 0) + held
+                resident[filesystem] = resident.get(filesystem, 0) + counted
                 pages += -(-(stop - start) // mmap.PAGESIZE)
-                if not held:
+                if not counted:
                     empty.setdefault(filesystem, (path, start))
     for filesystem, page in empty.items():
         if not resident[filesystem] and not _notices_reads(counter, filesystem, *page):

@@ -28,8 +28,8 @@ def number(path: str | Path) -> int | None:
 
 def counters(path: str | Path) -> dict[str, int]:
     """Read lines of the form "name value …": name -> its first value, without its unit."""
-    found = re.findall(r"^(\w+):?\s+(\d+)", text(path), re.MULTILINE)
-    return {name: int(value) for name, value in found}
+    counts = re.findall(r"^(\w+):?\s+(\d+)", text(path), re.MULTILINE)
+    return {name: int(value) for name, value in counts}
 
 
 def cgroup_folders(controller: str) -> Iterator[Path]:

@@ -130,8 +130,8 @@ def load_tfrecords(
     text = tf.io.FixedLenFeature([], tf.string)
 
     def parse(record: object) -> tuple[object, object]:
-        found = tf.io.parse_single_example(record, {"image/encoded": text, "image/filename": text})
-        return found["image/encoded"], places.lookup(found["image/filename"])
+        parsed = tf.io.parse_single_example(record, {"image/encoded": text, "image/filename": text})
+        return parsed["image/encoded"], places.lookup(parsed["image/filename"])
 
     reads = threads_of(settings) if parallel_reads else None
     dataset = tf.data.TFRecordDataset(list(images.files), num_parallel_reads=reads).map(parse)

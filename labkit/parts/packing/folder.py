@@ -308,20 +308,20 @@ def find_annotations(root: Path) -> tuple[Path, Path] | None:
         if own.is_file():
             return own, root
     files = sorted(f for f in (root / "annotations").glob("instances_*.json") if f.is_file())
-    found: dict[Path, Path] = {}
+    folders: dict[Path, Path] = {}
     for file in files:
         split = file.stem.removeprefix("instances_")
         for folder in (root / split, root / "images" / split):
             if folder.is_dir():
-                found.setdefault(file, folder)
-    if not found and len(files) == 1 and (root / "images").is_dir():
+                folders.setdefault(file, folder)
+    if not folders and len(files) == 1 and (root / "images").is_dir():
         return files[0], root / "images"
-    if len(found) > 1:
+    if len(folders) > 1:
         raise ValueError(
             f"data must be one of COCO's image folders, got {str(root)!r} with "
-            f"{len(found)} of them; choose {' or '.join(map(str, found.values()))}"
+            f"{len(folders)} of them; choose {' or '.join(map(str, folders.values()))}"
         )
-    return next(iter(found.items()), None)
+    return next(iter(folders.items()), None)
 
 
 def _find_jpegs(root: Path) -> list[str]:

@@ -287,10 +287,10 @@ def open_tfrecord(files: Sequence[Path], spans: np.ndarray) -> Iterator[Read]:
         start, image, end = map(int, spans[i])
         frame = _read_at(shard(i // per_shard), start, end - start)
         length, content = frame[: LENGTH.size], frame[START_BYTES : -CRC.size]
-        found = masked_crc(length) + masked_crc(content)
+        computed = masked_crc(length) + masked_crc(content)
         stored = frame[LENGTH.size : START_BYTES] + frame[-CRC.size :]
-        if found != stored:
-            raise ValueError(f"TFRecord must have CRCs {stored.hex()}, got {found.hex()}")
+        if computed != stored:
+            raise ValueError(f"TFRecord must have CRCs {stored.hex()}, got {computed.hex()}")
         return frame[image - start : -CRC.size]
 
     with ExitStack() as opened:

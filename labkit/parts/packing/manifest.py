@@ -49,9 +49,9 @@ def difference(path: Path, entry: dict[str, Any]) -> str:
         size_bytes = path.stat().st_size
         if size_bytes != entry.get("bytes", size_bytes):
             return f"{path} must have {entry['bytes']} bytes, got {size_bytes}"
-        found = sha256(path.read_bytes()) if "sha256" in entry else None
-        if found != entry.get("sha256"):
-            return f"{path} must have SHA-256 {entry['sha256']}, got {found}"
+        digest = sha256(path.read_bytes()) if "sha256" in entry else None
+        if digest != entry.get("sha256"):
+            return f"{path} must have SHA-256 {entry['sha256']}, got {digest}"
     except OSError as error:
         return f"{path} must be a readable file, got {error.strerror}"
     return ""

@@ -237,16 +237,16 @@ class PackReader:
         """Compare records with their checksums; see `labkit.contracts.Reader.verify`."""
         if changed := difference(self.root / MANIFEST, {"sha256": self.data_hash}):
             return [changed]
-        found = []
+        lines = []
         for i in indices:
             try:
                 got, wanted = zlib.crc32(self._record(i)), self.index.checksums[i]
             except (OSError, ValueError) as error:
-                found.append(str(error))
+                lines.append(str(error))
                 continue
             if got != wanted:
-                found.append(f"{self.where(i)} must have CRC-32 {wanted:08x}, got {got:08x}")
-        return found
+                lines.append(f"{self.where(i)} must have CRC-32 {wanted:08x}, got {got:08x}")
+        return lines
 
     def _record(self, i: int) -> bytes:
         try:
@@ -300,9 +300,9 @@ def open_pack(format: Format, path: Path | str) -> PackReader:
     if not root.is_dir():
         raise FileNotFoundError(f"data must be an existing folder, got {str(path)!r}; {how}")
     manifest = read_manifest(root)
-    if (found := manifest.get("packing", "a folder of images")) != format.name:
+    if (packing := manifest.get("packing", "a folder of images")) != format.name:
         raise ValueError(
-            f"data must be packed as {format.name}, got {found} in {str(path)!r}; {how}"
+            f"data must be packed as {format.name}, got {packing} in {str(path)!r}; {how}"
         )
     if manifest.get("pack_schema") != PACK_SCHEMA:
         raise ValueError(

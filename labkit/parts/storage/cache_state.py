@@ -105,20 +105,20 @@ def prepare(
             f"cache {cache} must be verified, but on {places} neither the page cache nor the "
             f"bytes that come from a disk can be looked at; {USE_WARM}"
         )
-    held = f"{units.percent(share)} of the files' pages are in memory after {TRIES} tries"
+    reached = f"{units.percent(share)} of the files' pages are in memory after {TRIES} tries"
     if cache == "cold":
         raise Skip(
             f"cold data must leave at most {units.percent(COLD_MAX_SHARE)} in memory, "
-            f"but {held}; another program may have the files mapped"
+            f"but {reached}; another program may have the files mapped"
         )
     if cache == "warm":
         raise Skip(
             f"warm data must have at least {units.percent(WARM_MIN_SHARE)} in memory, "
-            f"but {held}; free some memory or use fewer images"
+            f"but {reached}; free some memory or use fewer images"
         )
     raise Skip(
         f"{cache} % of the data must be in memory, give or take {units.percent(CACHED_WITHIN)}, "
-        f"but {held}; use more images, free some memory, or close programs that have them mapped"
+        f"but {reached}; use more images, free some memory, or close programs that have them mapped"
     )
 
 
@@ -244,10 +244,10 @@ def _filesystems(extents: Iterable[Path | Extent]) -> list[str]:
 
 
 def _by_filesystem(extents: Iterable[Path | Extent]) -> dict[int, list[Path]]:
-    found: dict[int, list[Path]] = {}
+    paths_by_device: dict[int, list[Path]] = {}
     for path in dict.fromkeys(one[0] if isinstance(one, tuple) else one for one in extents):
-        found.setdefault(path.stat().st_dev, []).append(path)
-    return found
+        paths_by_device.setdefault(path.stat().st_dev, []).append(path)
+    return paths_by_device
 
 
 def _read_bytes() -> tuple[int, int] | None:

@@ -111,8 +111,8 @@ class Rate:
     def facts(self) -> dict[str, object]:
         """Return what `run.json` records; a rate without a limit is None there."""
         requested_per_s = None if math.isinf(self.requested_per_s) else self.requested_per_s
-        its = {"requested_per_s": requested_per_s, "error_share": self.error_share}
-        return asdict(self) | its
+        facts = {"requested_per_s": requested_per_s, "error_share": self.error_share}
+        return asdict(self) | facts
 
 
 def measure_together(

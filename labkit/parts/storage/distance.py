@@ -204,10 +204,10 @@ def at_distance(name: str, data: Path) -> Distance | None:
     Raises:
         Skip: there is no folder to copy to.
     """
-    found = NAME.fullmatch(name)
-    if found is None:
+    match = NAME.fullmatch(name)
+    if match is None:
         return None
-    rtt_ms, mbit_per_s, staged = int(found[1]), int(found[2]), ", staged" if found[3] else ""
+    rtt_ms, mbit_per_s, staged = int(match[1]), int(match[2]), ", staged" if match[3] else ""
     known: dict[str, Any] = {
         "name": name,
         "hardware": Hardware("storage", "simulated", f"{rtt_ms} ms, {mbit_per_s:,} Mbit/s{staged}"),

@@ -205,12 +205,12 @@ class ModelledReader(WrappedReader):
         """
         percentages = {"cold": 0, "warm": 100}
         percent = cache if isinstance(cache, int) else pick(percentages, cache, "cache")
-        held = ids[: cache_state.count_kept(self._file_bytes[ids], percent / 100)]
+        kept = ids[: cache_state.count_kept(self._file_bytes[ids], percent / 100)]
         with self._locked():
             self._timetable.clear()
             flags = np.frombuffer(self._held, dtype=bool)
             flags[:] = False
-            flags[held] = True
+            flags[kept] = True
             self._read_bytes.value = 0
         self._ahead_s.clear()
         return {
@@ -241,8 +241,8 @@ class ModelledReader(WrappedReader):
         if not wanted_bytes.any():
             return None
         with self._locked():
-            held = np.frombuffer(self._held, dtype=bool)[ids]
-        return float(wanted_bytes[held].sum() / wanted_bytes.sum())
+            in_memory = np.frombuffer(self._held, dtype=bool)[ids]
+        return float(wanted_bytes[in_memory].sum() / wanted_bytes.sum())
 
 
 def _read_for(reader: ModelledReader, seconds: float, ids: np.ndarray) -> tuple[int, float, float]:

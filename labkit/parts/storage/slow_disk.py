@@ -455,8 +455,8 @@ def _run(name: str, *arguments: object) -> str:
         stdin=subprocess.DEVNULL,
     )
     if done.returncode:
-        said = done.stderr.strip().splitlines() or [f"{name}: status {done.returncode}"]
-        raise OSError(said[0].rstrip("."))
+        lines = done.stderr.strip().splitlines() or [f"{name}: status {done.returncode}"]
+        raise OSError(lines[0].rstrip("."))
     return done.stdout.strip()
 
 

@@ -98,8 +98,8 @@ def check_gpus(count: int) -> None:
     """Skip what takes more GPUs than there are here."""
     import torch
 
-    if (found := torch.cuda.device_count()) < count:
-        raise Skip(f"it takes {count} GPUs, got {units.count(found, 'GPU')}")
+    if (gpus := torch.cuda.device_count()) < count:
+        raise Skip(f"it takes {count} GPUs, got {units.count(gpus, 'GPU')}")
 
 
 def count_gpus(settings: Settings) -> int:

@@ -258,9 +258,9 @@ def _image_sums(
     # Without boxes the gradient is zeros, not None: Adam moves weights by their momentum then.
     size, offset = 0 * size_wh.sum(), 0 * offset_xy.sum()
     for plane, target in zip(heatmap_logits, heatmap):
-        of_plane, found = _focal_sum(plane, target)
+        of_plane, centers_of_plane = _focal_sum(plane, target)
         focal = focal + of_plane
-        centers = centers + read(found)
+        centers = centers + read(centers_of_plane)
     for slot in slots:
         here = cell[slot : slot + 1]  # (1,): indexing by a number would read it
         size = size + _l1(size_wh, here, true_size_wh[slot])
