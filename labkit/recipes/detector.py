@@ -84,6 +84,7 @@ EIGENVECTORS = np.float32(
     ]
 )
 GRAY = np.array([0.299, 0.587, 0.114]) / 255
+OPERATIONS = np.array(["brightness", "contrast", "saturation"])
 
 
 def make_sample(image, boxes, key):
@@ -99,7 +100,7 @@ def make_sample(image, boxes, key):
     if rng.random() < 0.5:
         image, x = cv2.flip(image, 1), width - x - 1
         boxes[:, [0, 2]] = width - boxes[:, [2, 0]] - 1
-    operations = rng.permutation(["brightness", "contrast", "saturation"])
+    operations = OPERATIONS[rng.permutation(3)]
     factors = rng.uniform(1 - 0.4, 1 + 0.4, 3)
     lighting = EIGENVECTORS @ (EIGENVALUES * rng.normal(scale=0.1, size=3))
 
