@@ -43,7 +43,8 @@ from labkit.settings import Settings
 
 # Seconds that a variant's repeats in a round take together, at least.
 ROUND_S = {"quick": 0.005, "document": 0.02, "full": 0.02}
-# Seconds that a trial took here on average, with what a group's process does before the first.
+# Seconds of a trial on average, with what a group's process does before the first: an estimate
+# from the operations' times in earlier runs on two cores.
 TRIAL_S = {"quick": 0.012, "document": 0.12, "full": 0.04}
 LOOK_UPS = "look-ups per image"  # a label of the trials that have some
 
