@@ -12,6 +12,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -407,17 +408,26 @@ def _run_options() -> argparse.ArgumentParser:
     settings = made.add_argument_group("settings, for all variants")
     for name, (kind, choices, _) in field_kinds().items():
         listed = f" One of: {', '.join(TABLES[name])}." if name in TABLES else ""
-        choices = () if name in NUMBERS_OR_NAMES else choices
+        read: Callable[[str], Any] = _yes_or_no if kind is bool else kind
+        if name in NUMBERS_OR_NAMES:
+            read, choices = partial(_number_or_name, name), ()
         settings.add_argument(
             f"--{name.replace('_', '-')}",
             dest=name,
-            type=_yes_or_no if kind is bool else kind,
+            type=read,
             choices=choices or None,
             metavar=None if choices else {int: "N", float: "N", bool: "yes|no"}.get(kind, "NAME"),
             default=argparse.SUPPRESS,
             help=(help_texts()[name] + listed).replace("%", "%%"),
         )
     return made
+
+
+def _number_or_name(setting: str, text: str) -> float | str:
+    try:
+        return getattr(lab.Settings(**{setting: text}), setting)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _yes_or_no(text: str) -> bool:

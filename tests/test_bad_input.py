@@ -1026,7 +1026,7 @@ ROWS: dict[Callable, dict[str, tuple[Callable, str]]] = {
         "number in words": (words("run", "--num-workers", "two"),
             "argument --num-workers: invalid int value: 'two'"),
         "unknown choice": (words("run", "--cache", "hot"),
-            "argument --cache: invalid choice: 'hot' (choose from"),
+            "argument --cache: cache must be one of cold, warm, as found or a number, got 'hot'"),
         "name of a run to resume": (words("run", "prefetching", "--resume", "x"),
             "argument --resume: not allowed with argument NAME"),
         "unknown command": (words("dance"),

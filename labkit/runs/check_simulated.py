@@ -211,4 +211,5 @@ def free_loader_utilization(settings: Settings) -> float:
         best = max(best, epoch.compute_s / epoch.epoch_s)
         if best >= FREE_LOADER_MIN_AU:
             break
+    gc.enable()
     return best

@@ -114,7 +114,10 @@ def _list_files(system: Any, root: str, *, is_http: bool) -> list[tuple[str, str
         manifest = json.loads(system.cat_file(f"{root}/manifest.json"))
     except FileNotFoundError:
         entries = system.find(root, detail=True)
-        files = [(path.removeprefix(f"{root}/"), path, entries[path].get("size")) for path in entries]
+        files = [
+            (path.removeprefix(f"{root}/"), path, entry.get("size"))
+            for path, entry in entries.items()
+        ]
         if is_http:  # what was found are the links of a page, some of which sort it
             files = [(unquote(name), path, size) for name, path, size in files if "?" not in path]
     else:
