@@ -1059,7 +1059,7 @@ ROWS: dict[Callable, dict[str, tuple[Callable, str]]] = {
             "baseline 'original' must be able to run here, got: /dev/shm must have room for "),
         "one core, 64 open files, no fadvise, no home, package and image without permission": (
             every(hostile_machine,
-                  ordinary("--on-bad-image", "skip", "--num-workers", "0")),
+                  ordinary("--on-bad-image", "skip", "--num-workers", "0", "--storage", "here")),
             WORKS),
     },
 }  # fmt: skip
