@@ -30,7 +30,7 @@ from labkit.resolve import TABLES
 from labkit.runs import calibrated_device, store
 from labkit.runs.active import Progress
 from labkit.runs.check_run import BaselineSkipped
-from labkit.settings import INPUT_PX, MODES, NUMBERS_OR_NAMES, PROTOCOLS, field_kinds, help_texts
+from labkit.settings import INPUT_PX, MODES, NUMBERS_OR_NAMES, PROTOCOLS, field_kinds, help_texts, with_settings
 
 LIST_WIDTHS = (20, 12, 26, 36)  # 100 columns with what is between
 Options = argparse.Namespace
@@ -425,7 +425,7 @@ def _run_options() -> argparse.ArgumentParser:
 
 def _number_or_name(setting: str, text: str) -> float | str:
     try:
-        return getattr(lab.Settings(**{setting: text}), setting)
+        return getattr(with_settings(lab.Settings(), {setting: text}), setting)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 
