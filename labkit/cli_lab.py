@@ -30,7 +30,15 @@ from labkit.resolve import TABLES
 from labkit.runs import calibrated_device, store
 from labkit.runs.active import Progress
 from labkit.runs.check_run import BaselineSkipped
-from labkit.settings import INPUT_PX, MODES, NUMBERS_OR_NAMES, PROTOCOLS, field_kinds, help_texts, with_settings
+from labkit.settings import (
+    INPUT_PX,
+    MODES,
+    NUMBERS_OR_NAMES,
+    PROTOCOLS,
+    field_kinds,
+    help_texts,
+    with_settings,
+)
 
 LIST_WIDTHS = (20, 12, 26, 36)  # 100 columns with what is between
 Options = argparse.Namespace
