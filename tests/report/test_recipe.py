@@ -103,6 +103,8 @@ for folder in sys.argv[1:]:
                 for name, tensor in batch.items():
                     found[f"{order.epoch} {step} {name}"] = tensor.numpy()
         np.savez("batches.npz", **found)
+        if hasattr(program, "environment"):  # a process may open an LMDB file once
+            program.environment(os.getpid()).close()
     except Exception:
         with open("error.txt", "w") as file:
             traceback.print_exc(file=file)
