@@ -28,7 +28,7 @@ class Clock(Protocol):
         """Return at the deadline, keeping the core busy, without the GIL."""
 
     def launch(self, seconds: float) -> None:
-        """Do work of the host that takes so long on a free core, in small operations of torch."""
+        """Do so many seconds of the host's work, in small operations of torch."""
 
 
 def utc_now() -> str:
@@ -48,9 +48,9 @@ SPIN_S = 0.0003
 PIECE_S = 0.001
 # NumPy releases the GIL in loops over more than 500 elements, which take some 10 us.
 LEAST_ELEMENTS = 501
-# Elements of a tensor whose asinh takes about as long as torch needs to launch a kernel: some 5 us.
+# Elements of a tensor whose asinh takes about as long as torch needs to launch a kernel: 3 to 7 us.
 # MKL computes other functions, tanh among them, and may start threads for them.
-LAUNCHED_ELEMENTS = 2048
+LAUNCHED_ELEMENTS = 1024
 
 
 class SystemClock:
@@ -74,9 +74,10 @@ class SystemClock:
                 spin(elements)
 
     def launch(self, seconds: float) -> None:
-        """Call torch as often as takes so long on a free core: longer where others use it, too."""
-        operation, operation_s = _launching()
-        for _ in range(round(seconds / operation_s)):
+        """Call torch for so much CPU time of this thread: longer where others use the core, too."""
+        operation = _small_operation()
+        end_s = time.thread_time() + seconds
+        while time.thread_time() < end_s:
             operation()
 
 
@@ -94,13 +95,12 @@ def _spinning() -> tuple[Callable[[int], object], float]:
 
 
 @functools.cache
-def _launching() -> tuple[Callable[[], object], float]:
-    """Return a small operation of torch, and its seconds on a free core."""
+def _small_operation() -> Callable[[], object]:
+    """Return an operation of torch that takes as long as launching a kernel."""
     import torch
 
     given = torch.zeros(LAUNCHED_ELEMENTS)
-    operation = partial(torch.asinh, given, out=torch.empty_like(given))
-    return operation, _median_s(operation)
+    return partial(torch.asinh, given, out=torch.empty_like(given))
 
 
 def _median_s(run: Callable[[], object]) -> float:

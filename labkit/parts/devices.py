@@ -191,7 +191,7 @@ class SimulatedGpu:
         self._compute_free_s = 0.0  # the same for the compute (default) stream
         self._step_ends_s: deque[float] = deque()
         self._late_s = 0.0  # delay of the host that only the simulation causes
-        clock.launch(0.0)  # measures its operations, once in a process
+        clock.launch(0.0)  # imports what it needs
         clock.spin_until(clock.now())
 
     def put(

@@ -128,7 +128,7 @@ ON_A_CORE = """
 import os, statistics, subprocess, sys, time
 core = min(os.sched_getaffinity(0))
 os.sched_setaffinity(0, {core})
-from labkit.contracts import SystemClock
+from labkit.machine.clock import SystemClock
 clock = SystemClock()
 clock.launch(0.0)
 
