@@ -87,8 +87,13 @@ def one_thread():
     ids=["waiting", "launching"],
 )
 def test_a_thread_gets_as_much_done_as_beside_operations_of_torch(simulated, real):
-    simulated_per_s, real_per_s = done_beside(simulated, real)
-    assert simulated_per_s == pytest.approx(real_per_s, rel=0.15)
+    ratios = []
+    for _ in range(3):  # another program may disturb one of them
+        simulated_per_s, real_per_s = done_beside(simulated, real)
+        ratios.append(simulated_per_s / real_per_s)
+        if ratios[-1] == pytest.approx(1, rel=0.15):
+            return
+    pytest.fail(f"beside the simulated host a thread gets {ratios} times as much done")
 
 
 @pytest.mark.usefixtures("one_thread")
