@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, Self
@@ -129,7 +130,7 @@ class Epoch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AnyTrial:
+class AnyTrial(ABC):
     """The fields of every row of a run: the variant, the block, and how the trial ended."""
 
     variant: str
@@ -147,9 +148,9 @@ class AnyTrial:
     schema: int = SCHEMA
 
     @property
+    @abstractmethod
     def time_s(self) -> float:
         """The time by which variants are compared; 0 where nothing was timed."""
-        raise NotImplementedError
 
     @property
     def images_per_s(self) -> float:

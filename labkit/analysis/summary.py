@@ -48,7 +48,7 @@ class Summary:
 
     @property
     def kind(self) -> str:
-        """What was timed, a key of `labkit.runs.kinds.KINDS`."""
+        """What was timed, one of `labkit.records.KINDS`."""
         return self.info.kind
 
     @property

@@ -66,15 +66,17 @@ def plan(
 def next_trials(
     info: RunInfo, trials: Sequence[AnyTrial], dropped: Collection[str] = ()
 ) -> list[Planned]:
-    """Return the trials that a run needs next; none once it is complete.
+    """Return the planned trials that are not measured yet, in order; none once all are.
+
+    A trial whose rows are all failed or skipped is returned again.
 
     Args:
         info: of the run.
         trials: the run's rows so far, of any status.
-        dropped: variants that are out.
+        dropped: variants that are not measured any more.
 
     Returns:
-        The missing trials of the planned blocks.
+        The trials of the planned blocks that have no row with status ok.
     """
     planned = plan(
         list(info.variants),
