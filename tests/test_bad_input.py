@@ -59,7 +59,7 @@ IMAGES = 8
 JPEG = encode(photo())
 OPTIONS = (
     "run preprocessing --variant original --blocks 1 --input-px 64 --batch-size 4 --images 8 "
-    "--epochs 1 --num-workers 1 --device cpu --step nothing"
+    "--epochs 1 --num-workers 1 --device cpu --step nothing --storage here"
 ).split()
 
 
@@ -1058,8 +1058,7 @@ ROWS: dict[Callable, dict[str, tuple[Callable, str]]] = {
         "small shared memory": (every(small_shared_memory, ordinary()),
             "baseline 'original' must be able to run here, got: /dev/shm must have room for "),
         "one core, 64 open files, no fadvise, no home, package and image without permission": (
-            every(hostile_machine,
-                  ordinary("--on-bad-image", "skip", "--num-workers", "0", "--storage", "here")),
+            every(hostile_machine, ordinary("--on-bad-image", "skip", "--num-workers", "0")),
             WORKS),
     },
 }  # fmt: skip
