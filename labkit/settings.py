@@ -217,7 +217,7 @@ class Mode:
 MODES: dict[str, Mode] = {
     mode.name: mode
     for mode in (
-        Mode(name="quick", blocks=3, epoch_s=1.0, min_steps=12, shuffled=True, judged=False),
+        Mode(name="quick", blocks=3, epoch_s=1.6, min_steps=12, shuffled=True, judged=False),
         Mode(name="document", blocks=1, epoch_s=0.0, min_steps=1, shuffled=False, judged=False),
         Mode(name="full", blocks=10, epoch_s=5.0, min_steps=50, shuffled=True, judged=True),
     )

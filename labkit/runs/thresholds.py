@@ -4,7 +4,7 @@
 
 # How many times the mode's length an epoch may take, so that variants with many workers have a
 # steady rate: 3 × 8 batches of 8 images from a disk of 81 files/s take 2.4 s where quick mode has
-# 1 s.
+# 1.6 s.
 MAX_EPOCH_LENGTH_RATIO = 2.5
 # Epochs shorter than this share of the mode's length get a note.
 SHORT_EPOCH_SHARE = 0.9
