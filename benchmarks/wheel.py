@@ -36,25 +36,20 @@ class Samples(Dataset):
         return torch.from_numpy(pixels.astype(np.float32)), i % 10
 
 
-def make():
+def main():
+    loader = DataLoader(Samples(), batch_size=16, num_workers=0)
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(49152, 10))
     optimizer = torch.optim.SGD(model.parameters(), 1e-6)
-
-    def step(batch):
-        images, labels = batch
-        loss = torch.nn.functional.cross_entropy(model(images), labels)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-
-    return DataLoader(Samples(), batch_size=16, num_workers=0), step
+    for _ in range(2):
+        for images, labels in loader:
+            loss = torch.nn.functional.cross_entropy(model(images), labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
 
 
 if __name__ == "__main__":
-    loader, step = make()
-    for _ in range(2):
-        for batch in loader:
-            step(batch)
+    main()
 """
 SMALL = ["--images=16", "--blocks=1", "--batch-size=4", "--input-px=64", "--device=cpu"]
 
@@ -99,7 +94,7 @@ def _try_core(place: Path) -> None:
     labkit = place / "venv" / "bin" / "labkit"
     watched = _run([labkit, "watch", "train.py"], place)
     _expect("waiting for data" in watched.stderr, f"no verdict of watch: {watched.stderr}")
-    found = _run([labkit, "diagnose", "train:make", "--budget-s", "8", "--details"], place)
+    found = _run([labkit, "diagnose", "--budget-s", "8", "--details", "train.py"], place)
     _expect("computing alone" in found.stdout, f"no details of diagnose: {found.stdout}")
     refused = _run([labkit, "run"], place, may_fail=True)
     lines = refused.stderr.splitlines()

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from labkit.diagnosis.diagnose import diagnose
+from labkit.diagnosis.live import diagnosing
 from labkit.diagnosis.watch import watch
 from labkit.install import why_no_lab
 from labkit.nccl import read_nccl_log
@@ -83,6 +84,7 @@ __all__ = [
     "compare",
     "describe_data",
     "diagnose",
+    "diagnosing",
     "doctor",
     "example_loop",
     "experiment",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import io
 import os
 import shutil
@@ -15,14 +14,33 @@ from pathlib import Path
 from typing import Any, NoReturn, cast
 
 from labkit import install
-from labkit.diagnosis.diagnose import BUDGET_S, diagnose
-from labkit.diagnosis.loaders import brief
+from labkit.diagnosis.diagnose import BUDGET_S
+from labkit.diagnosis.live_script import diagnose_script
 from labkit.diagnosis.outside import watch_from_outside
-from labkit.diagnosis.script import load, run
+from labkit.diagnosis.script import Program, load, run
 from labkit.nccl import read_nccl_log
 from labkit.settings import field_kinds
 
 Options = argparse.Namespace
+EXAMPLES = {
+    "watch": "labkit watch train.py --lr 0.1",
+    "diagnose": "labkit diagnose train.py --lr 0.1",
+    "nccl": "labkit nccl train.log",
+    "run": "labkit run prefetching --num-workers 4",
+    "list": "labkit list",
+    "roofline": "labkit roofline preprocessing",
+    "table": "labkit table prefetching",
+    "claims": "labkit claims 1 2",
+    "advise": "labkit advise --data-gb 150",
+    "report": "labkit report prefetching storage",
+    "recipe": "labkit recipe preprocessing --out fast.py",
+    "share": "labkit share prefetching",
+    "open": "labkit open prefetching.zip",
+    "calibrate": "labkit calibrate --data /my/images",
+    "notebooks": "labkit notebooks lab",
+    "doctor": "labkit doctor --hdd /mnt/disk",
+}
+"""Command -> the example below its help."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -36,8 +54,8 @@ def main(arguments: list[str] | None = None) -> int:
         130 cancelled.
     """
     options = parser().parse_args(arguments)
-    if options.command is _watch and options.pid is None:
-        return _watch(options)  # signals and errors are the script's
+    if options.command is _diagnose or (options.command is _watch and options.pid is None):
+        return options.command(options)  # signals and errors are the script's
     # The name of a file may hold what the terminal's encoding does not.
     cast(io.TextIOWrapper, sys.stdout).reconfigure(errors="backslashreplace")
     if threading.current_thread() is threading.main_thread():
@@ -62,49 +80,31 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _diagnose(options: Options) -> int:
-    found = diagnose(**load_target(options.target), budget_s=options.budget_s)
-    print("\n".join([str(found), *(["", found.details()] if options.details else [])]))
-    return 1 if found.broken else 0
+    return diagnose_script(
+        _program("diagnose", options),
+        budget_s=options.budget_s,
+        details=options.details,
+        json_file=options.json,
+    )
 
 
-def load_target(name: str) -> dict[str, Any]:
-    """Call the function that `module:function` names; return the arguments of `diagnose`."""
-    # A shell's command does not look where it is called, unlike python -m.
-    sys.path.insert(0, "")
+def _program(command: str, options: Options) -> Program:
+    """Return what the options of a command say to run."""
+    words = ["-m", *options.module] if options.module else options.words
+    if not words or words == ["-m"]:
+        pid = ", or --pid PID" * (command == "watch")
+        parser().error(f"{command} needs a script or -m MODULE{pid}")
     try:
-        module, _, function = name.partition(":")
-        make = getattr(importlib.import_module(module), function)
-        if not callable(make):
-            raise ValueError("not a function")
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise ValueError(
-            f"target must be module:function, got {name!r} ({error}); "
-            "such as train:make, in the folder that holds train.py"
-        ) from error
-    made = make()
-    if isinstance(made, tuple) and len(made) == 2:
-        made = dict(zip(("loader", "step"), made))
-    allowed = {"loader", "step", "files", "device", "model", "optimizer"}
-    if not isinstance(made, dict) or not {"loader", "step"} <= set(made) <= allowed:
-        raise ValueError(
-            f"{name} must return (loader, step), or a dict of loader, step and, where there are "
-            f"any, files, device, model and optimizer, got {brief(made)}"
-        )
-    return made
+        return load(words)
+    except (ValueError, OSError) as error:
+        parser().error(str(error))
 
 
 def _watch(options: Options) -> int:
-    words = ["-m", *options.module] if options.module else options.words
     if options.pid is not None:
         print(watch_from_outside(options.pid))
         return 0
-    if not words or words == ["-m"]:
-        parser().error("watch needs a script, -m MODULE or --pid PID")
-    try:
-        program = load(words)
-    except (ValueError, OSError) as error:
-        parser().error(str(error))
-    run(program, json_file=options.json)
+    run(_program("watch", options), json_file=options.json)
     return 0
 
 
@@ -137,36 +137,41 @@ def parser() -> argparse.ArgumentParser:
             "description": text,
             "parents": parents,
             "allow_abbrev": False,
+            "epilog": f"Example: {EXAMPLES[name]}",
         }
         made = commands.add_parser(name, **how)
         made.set_defaults(command=command)
         return made
 
+    def runs_script(command: _Parser) -> None:
+        # PARSER takes all words from the first one on that is no option.
+        script = command.add_argument(
+            "words", metavar="SCRIPT", nargs=argparse.PARSER, type=_script_word(),
+            help="such as train.py, or a command as torchrun; what follows are its arguments",
+        )  # fmt: skip
+        script.required = False
+        text = "run a module as python -m does"
+        command.add_argument(
+            "-m", dest="module", metavar="MODULE", nargs=argparse.REMAINDER, help=text
+        )
+        command.add_argument("--json", metavar="FILE", type=Path, help="write what was measured")
+
     text = "run a training script, and print how much of its time it waits for data"
     watch = add("watch", _watch, text)
     watch.usage = "labkit watch [--json FILE] (SCRIPT | -m MODULE) [arguments], or --pid PID"
-    # PARSER takes all words from the first one on that is no option.
-    script = watch.add_argument(
-        "words", metavar="SCRIPT", nargs=argparse.PARSER, type=_script_word(),
-        help="such as train.py, or a command as torchrun; what follows are its arguments",
-    )  # fmt: skip
-    script.required = False
-    text = "run a module as python -m does"
-    watch.add_argument("-m", dest="module", metavar="MODULE", nargs=argparse.REMAINDER, help=text)
-    watch.add_argument("--json", metavar="FILE", type=Path, help="write what was measured")
+    runs_script(watch)
     text = "look at a training that runs already, from outside, for ten seconds"
     watch.add_argument("--pid", metavar="PID", type=int, help=text)
 
-    diagnose_ = add("diagnose", _diagnose, "find what holds your training loop back")
-    text = "called without arguments; returns (loader, step), or a dict with loader and step"
-    diagnose_.add_argument("target", metavar="MODULE:FUNCTION", help=text)
-    diagnose_.add_argument("--details", action="store_true", help="print what it rests on, too")
+    text = "run a training script until it is known what slows it down and what would help"
+    diagnose = add("diagnose", _diagnose, text)
+    diagnose.usage = (
+        "labkit diagnose [--json FILE] [--details] [--budget-s S] (SCRIPT | -m MODULE) [arguments]"
+    )
+    runs_script(diagnose)
+    diagnose.add_argument("--details", action="store_true", help="also print the measurements")
     text = f"seconds of measuring; unset: {BUDGET_S:g}"
-    diagnose_.add_argument("--budget-s", type=float, metavar="S", default=BUDGET_S, help=text)
-
-    text = "print how NCCL connects the GPUs, and where it does not use GPUDirect RDMA"
-    nccl = add("nccl", _nccl, text)
-    nccl.add_argument("log", metavar="LOG", help="output of a training with NCCL_DEBUG=INFO")
+    diagnose.add_argument("--budget-s", type=float, metavar="S", default=BUDGET_S, help=text)
 
     if install.why_no_lab():
         whole.epilog = f"Experiments, notebooks and reports: pip install {install.extra('lab')}"
@@ -174,6 +179,9 @@ def parser() -> argparse.ArgumentParser:
         from labkit.cli_lab import add_commands
 
         add_commands(add)
+    text = "print how NCCL connects the GPUs, and where it does not use GPUDirect RDMA"
+    nccl = add("nccl", _nccl, text)
+    nccl.add_argument("log", metavar="LOG", help="output of a training with NCCL_DEBUG=INFO")
     return whole
 
 

@@ -1045,8 +1045,10 @@ ROWS: dict[Callable, dict[str, tuple[Callable, str]]] = {
             "unrecognized arguments: --workers; a setting must be one of data, images"),
         "no script to watch": (words("watch", "missing.py", "--epochs", "3"),
             "argument SCRIPT: must be a Python file, got 'missing.py'"),
-        "nothing to diagnose": (words("diagnose", "missing:make"),
-            "target must be module:function, got 'missing:make' (No module named 'missing'); such"),
+        "nothing to diagnose": (words("diagnose", "missing.py"),
+            "argument SCRIPT: must be a Python file, got 'missing.py'"),
+        "no time to diagnose": (words("diagnose", "--budget-s", "1", html_file),
+            "budget_s must be at least 5, got 1.0; the default is 50"),
     },
     shell: {
         "broken image whose name is not UTF-8": (every(put("odd \udcff.jpg", b""), ordinary()),

@@ -68,16 +68,16 @@ def test_skipped_cases_do_not_count_and_failed_ones_do():
     ("changes", "right"),
     [
         ({"claim": 0.2}, False),
-        ({"claim": 0.2, "at_best": True}, True),
-        ({"claim": 0.44, "at_best": True}, False),  # 0.4 was reached
-        ({"claim": 0.44, "at_best": True, "interval": [0.39, 0.5]}, True),
-        ({"claim": 0.44, "at_best": True, "interval": [0.42, 0.46]}, False),
+        ({"claim": 0.2, "is_predicted": True}, False),
+        ({"claim": 0.44, "is_predicted": True}, True),
+        ({"claim": 0.48, "is_predicted": True, "interval": [0.39, 0.5]}, True),
+        ({"claim": 0.48, "is_predicted": True, "interval": [0.42, 0.5]}, False),
         ({"claim": 0.6, "interval": [0.3, 0.9]}, True),
         ({"claim": 0.6, "interval": [0.5, 0.7]}, False),
         ({"claim": None}, False),
     ],
 )
-def test_bounds_are_scored_as_bounds_and_trials_by_interval_or_error(changes, right):
+def test_numbers_are_scored_by_interval_or_error(changes, right):
     assert replace(RIGHT, **changes).right["number"] == right
 
 
@@ -143,7 +143,7 @@ def perform(photos, tmp_path, monkeypatch):
     monkeypatch.setattr("labkit.diagnosis.diagnose.LEAST_BUDGET_S", 0.1)
     for name, least in {"SHORTEST_S": 0.01, "FEWEST_STEPS": 2, "BLOCKS": 2}.items():
         monkeypatch.setattr(f"labkit.diagnosis.measure.{name}", least)
-    monkeypatch.setattr("labkit.diagnosis.remedies.MOST_WORKERS", 2)
+    monkeypatch.setattr("labkit.diagnosis.remedies.MOST_WAITING_WORKERS", 2)
     monkeypatch.setattr(gpu, "SMALL_BUDGET_S", 0.1)
     (tmp_path / "root/tests").mkdir(parents=True)
     (tmp_path / "root/tests/test_one.py").write_text(ONE_TEST)

@@ -62,7 +62,7 @@ def commands(place: Place, *, calibrates: bool, ci: bool) -> dict[str, list[str]
         "prefetching": ["run", "prefetching", "--mode", "quick", *results, *few],
         "storage": ["run", "storage", "--mode", "quick", *results],
         "watch": ["watch", "--json", str(place.results / "watch.json"), "train.py"],
-        "diagnose": ["diagnose", "train:make", "--budget-s", str(DIAGNOSE_S)],
+        "diagnose": ["diagnose", "--budget-s", str(DIAGNOSE_S), "train.py"],
     }
     return {name: words for name, words in every.items() if not (ci and name in NOT_IN_CI)}
 

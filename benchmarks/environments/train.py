@@ -1,4 +1,4 @@
-"""A small training, as a user would write it; `labkit watch` runs it and `labkit diagnose` asks it.
+"""A small training, as a user would write it, which `labkit watch` and `labkit diagnose` run.
 
 Run in a folder that holds `photos`.
 """
@@ -28,26 +28,20 @@ class Photos(Dataset):
         return torch.from_numpy(np.array(small)).permute(2, 0, 1).float() / 255, index % 10
 
 
-def make():
-    """Return the loader and the training step."""
+def main():
+    """Train for two epochs."""
     # At most 160 of them: the environment with little memory has many copies.
     photos = torch.utils.data.Subset(Photos("photos"), range(160))
     loader = DataLoader(photos, batch_size=8, num_workers=2, shuffle=True)
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * SIDE_PX**2, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-
-    def step(batch):
-        images, labels = batch
-        loss = torch.nn.functional.cross_entropy(model(images), labels)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-
-    return loader, step
+    for _epoch in range(2):
+        for images, labels in loader:
+            loss = torch.nn.functional.cross_entropy(model(images), labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
 
 
 if __name__ == "__main__":
-    loader, step = make()
-    for _epoch in range(2):
-        for batch in loader:
-            step(batch)
+    main()

@@ -1,9 +1,10 @@
 """Diagnosis of the user's own training: where its time goes, what would help, whether it did.
 
     a script ─ hook ─▶ loops ─▶ watch, answer         whether data loading is the problem
+    a script ─ hook ─▶ live ─▶ loader, step
     loader, step ─ measure, stages ─▶ predict ─▶ remedies ─▶ verify                  why
 
-`watch` looks at a training while it runs; `diagnose` measures loader and step separately.
+`watch` looks at a training while it runs; `diagnose` decides which batches it gets.
 """
 
 import os

@@ -7,12 +7,12 @@ The loader is copied and iterated over, never changed.  The step is called some 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from labkit.diagnosis import loaders, text
 from labkit.diagnosis.measure import Loop, collect
@@ -94,29 +94,59 @@ def diagnose(
             f"device must be a simulated GPU that the step uses, or None, got {device!r}; "
             "leave it out: CUDA and the CPU are found"
         )
-    if not budget_s >= LEAST_BUDGET_S:
-        raise ValueError(
-            f"budget_s must be at least {LEAST_BUDGET_S:g}, got {budget_s!r}; "
-            f"the default is {BUDGET_S:g}"
-        )
+    check_budget(budget_s)
     paths = [Path(path).resolve(strict=True) for path in files or ()]
     if others := [path for path in paths if not path.is_file()]:
         raise ValueError(
             f"files must be files, got {others[0]}; give the paths that the dataset reads"
         )
+    loop = Loop(loader, step, model=model)
+    with loaders.training_state_kept(model, optimizer):
+        return diagnose_loop(loop, files=paths, device=device, budget_s=budget_s, progress=progress)
+
+
+def diagnose_loop(
+    loop: Loop,
+    *,
+    files: Sequence[Path] = (),
+    device: SimulatedGpu | None = None,
+    budget_s: float,
+    progress: bool,
+) -> Diagnosis:
+    """Diagnose a loop, whose loader is replaced by a copy.
+
+    Args:
+        loop: its step may train a model, which is changed.
+        files: as of `diagnose`.
+        device: likewise.
+        budget_s: likewise.
+        progress: likewise.
+    """
     with ExitStack() as stack:
         say = stack.enter_context(_bar(progress))
-        stack.enter_context(loaders.random_state_kept(loader))
-        stack.enter_context(loaders.training_state_kept(model, optimizer))
-        if loaders.is_data_loader(loader):  # a copy, so that no worker outlives the measurement
-            loader = stack.enter_context(loaders.copied(loader))
-        loop = Loop(loader, step, model=model)
-        m = collect(loop, files=paths, device=device, budget_s=budget_s, say=say)
+        stack.enter_context(loaders.random_state_kept(loop.loader))
+        if loaders.is_data_loader(loop.loader):  # no worker outlives the measurement
+            spread = loaders.spread_over_epoch(loop.loader)
+            loop.loader = stack.enter_context(loaders.copied(loop.loader, **spread))
+        m = collect(loop, files=files, device=device, budget_s=budget_s, say=say)
         diagnosis = conclude(m)
         if diagnosis.proposed and not m.broken:
-            cold = paths if m.now.fetch_s else ()
+            cold = files if m.now.fetch_s else ()
             diagnosis = conclude(m, try_remedies(m, diagnosis.proposed, cold, budget_s, say))
     return diagnosis
+
+
+def check_budget(budget_s: float) -> None:
+    """Check that there is time for a diagnosis.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if not budget_s >= LEAST_BUDGET_S:
+        raise ValueError(
+            f"budget_s must be at least {LEAST_BUDGET_S:g}, got {budget_s!r}; "
+            f"the default is {BUDGET_S:g}"
+        )
 
 
 @contextmanager
@@ -163,6 +193,37 @@ class Diagnosis:
     def details(self) -> str:
         """Return what the screen rests on: every arm, every part of a batch, what did not help."""
         return "\n".join(text.details(self))
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the conclusions as JSON holds them: numbers, strings, lists and dicts."""
+        m = self.measured
+        return {
+            "verdict": self.verdict,
+            "bottleneck": self.bottleneck,
+            "broken": self.broken,
+            "waiting_share": None if self.ceiling is None else 1 - self.ceiling,
+            "waiting_share_interval": m.stalls() if self.ceiling is not None else None,
+            "samples_per_s": max(m.samples, 1) * m.steps / m.epoch_s if m.epoch_s else None,
+            "unit": m.unit,
+            "device": m.loop.device.label,
+            "remedies": [
+                {
+                    "name": one.name,
+                    "bottleneck": one.bottleneck,
+                    "reason": one.reason,
+                    "change": one.change,
+                    "normalized_time": one.normalized_time,
+                    "interval": [one.ci_low, one.ci_high],
+                    "is_measured": one.measured is not None,
+                    "floor": one.floor,
+                }
+                for one in self.remedies
+            ],
+            "arms": {title: {"step_s": step_s} for title, (step_s, *_) in self.arms().items()},
+            "parts_of_a_batch": [
+                {"name": row.name, "kind": row.kind, "s": row.seconds} for row in m.rows
+            ],
+        }
 
     def arms(self) -> dict[str, tuple[float, float | None, float]]:
         """Return arm -> step_s, epoch_s and CPU seconds of a step, each the mean of its blocks."""

@@ -30,6 +30,8 @@ from labkit.diagnosis.loaders import count_samples
 from labkit.diagnosis.loops import Event, Kind, Loader
 
 STACKS = 20  # of the first batches and optimizer steps of a thread are looked at
+MANY_BATCHES = 1_000_000
+"""The length of a loader while its training is diagnosed: trainers that count steps go on."""
 POLL_S = 1e-3  # a queue that is asked again so soon was waited for meanwhile, as MONAI does
 
 
@@ -39,6 +41,8 @@ class Handed(NamedTuple):
     loader: int
     samples: int
     is_end: bool
+    batch: object = None
+    """The batch itself, where the training is diagnosed."""
 
 
 class Hook:
@@ -56,6 +60,8 @@ class Hook:
         self.loaders: list[Loader] = []
         self.is_reported = False
         """Something prints what is seen of all loaders."""
+        self._supply: Any = None
+        """A `LiveDiagnosis` that chooses the batches."""
         self._changes: ExitStack | None = None
         self.fetching: dict[int, float] = {}
         """Thread -> since when it waits for a batch."""
@@ -86,6 +92,16 @@ class Hook:
                 self._changes.close()
                 self._changes = None
 
+    @contextmanager
+    def supplied_by(self, supply: Any) -> Iterator[None]:
+        """Have a `LiveDiagnosis` choose the batches that loops get, and the length of loaders."""
+        self._supply = supply
+        try:
+            with self.listen() as supply.events:
+                yield
+        finally:
+            self._supply = None
+
     def wait_for_training(self, start: Callable[[], object]) -> None:
         """Have a function called at the first backward pass or optimizer step of this process."""
         if self._changes is None:
@@ -95,6 +111,7 @@ class Hook:
     def reset(self) -> None:
         """Forget what the process did that forked this one, and who listens there."""
         self.listeners = []
+        self._supply = None
         states = self.fetching, self._handed, self._takers, self._drawers, self._calls, self._stacks
         for state in states:
             state.clear()
@@ -124,6 +141,8 @@ class Hook:
         if is_inner:
             return iterator, -1
         number = self._number(loader, iterator, is_training)
+        if self._supply is not None:
+            self._supply.opens(loader, number)
 
         def drop(_: object) -> None:
             at_s, drawer = self.now(), self._drawers.pop(number, None)
@@ -140,6 +159,11 @@ class Hook:
         thread = get_ident()
         if number < 0 or thread in self.fetching:  # another loader of the same thread calls
             return draw(iterator)
+        if self._supply is not None:
+            batch = self._supply.batch(number)
+            if batch is not None:
+                self._handed[thread] = Handed(number, 0, False, batch)
+                return batch
         if self._stacks[thread, True] < STACKS:
             self._note_stack(thread, at_batch=True)
         began_s = self.fetching[thread] = self.now()
@@ -147,6 +171,10 @@ class Hook:
             batch = draw(iterator)
         except BaseException as error:
             is_end = isinstance(error, StopIteration)
+            if is_end and self._supply is not None:
+                following = self._supply.following(number)
+                if following is not None:
+                    return following
             self._iterators.pop(number, None)
             self._drawers.pop(number, None)
             self._handed[thread] = Handed(number, 0, True)
@@ -158,7 +186,9 @@ class Hook:
         ended_s = self.now()
         samples = count_samples(batch, self.loaders[number].batch_size)
         self._drawers[number] = thread
-        self._handed[thread] = Handed(number, samples, False)
+        # A batch that is kept here lives longer than the loop wants it to.
+        kept = None if self._supply is None else batch
+        self._handed[thread] = Handed(number, samples, False, kept)
         self._emit("draw", thread, began_s, ended_s, number, samples)
         return batch
 
@@ -181,6 +211,17 @@ class Hook:
         """Return the processes of all loaders that are iterated over."""
         iterators = [iterator() for iterator in list(self._iterators.values())]
         return [worker.pid for each in iterators for worker in getattr(each, "_workers", ())]
+
+    def length(self, measure: Callable[[Any], int], loader: object) -> int:
+        """Return the length that a loader tells a training.
+
+        Args:
+            measure: returns its own one.
+            loader: the loader.
+        """
+        own = measure(loader)
+        is_lengthened = self._supply is not None and self._supply.is_lengthened
+        return max(own, MANY_BATCHES) if is_lengthened else own
 
     def _number(self, loader: object, iterator: object, is_training: bool) -> int:
         known, number = self._numbers.get(id(loader), (bool, 0))
@@ -229,6 +270,9 @@ class Hook:
             self._takers.add((thread, type(holder)))
             if self._stacks[thread, True] < STACKS:
                 self._note_stack(thread, at_batch=True)
+            if self._supply is not None and _holds(item, handed.batch):
+                supplied = self._supply.batch(handed.loader)
+                item = item if supplied is None else _exchanged(item, handed.batch, supplied)
         return item
 
     # --- training
@@ -263,6 +307,19 @@ class Hook:
         del frame  # holds what its variables hold
         at_s = self.now()
         self._emit("preparing" if is_making else "computing", thread, at_s, at_s)
+
+
+def _holds(item: object, batch: object) -> bool:
+    """Return whether an item of a queue is a batch, or a tuple with it, as prefetch_generator's."""
+    is_inside = isinstance(item, tuple) and any(each is batch for each in item)
+    return batch is not None and (item is batch or is_inside)
+
+
+def _exchanged(item: Any, batch: object, other: object) -> object:
+    """Return an item of a queue with another batch."""
+    if item is batch:
+        return other
+    return tuple(other if each is batch else each for each in item)
 
 
 def _stack(frame: FrameType | None) -> Iterator[CodeType]:
@@ -338,6 +395,22 @@ def _install(hook: Hook) -> ExitStack:
 
             return get_iterator
 
+        def tell_length(own: Callable) -> Callable:
+            return lambda loader: hook.length(own, loader)
+
+        def construct(own: Callable) -> Callable:
+            def init(loader: Any, *args: object, **options: object) -> None:
+                own(loader, *args, **options)
+                kind = type(loader)
+                if "__len__" in vars(kind) and kind not in lengthened:  # such as timm's
+                    lengthened.add(kind)
+                    replace(kind, "__len__", tell_length)
+
+            return init
+
+        lengthened = {module.DataLoader}
+        replace(module.DataLoader, "__len__", tell_length)
+        replace(module.DataLoader, "__init__", construct)
         replace(module.DataLoader, "__iter__", iterate)
         # Ultralytics keeps one iterator that it makes so.
         replace(module.DataLoader, "_get_iterator", note_loader)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import inspect
+import math
 import os
 import random
 import reprlib
@@ -18,6 +19,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
+from itertools import islice
 from multiprocessing.context import BaseContext
 from multiprocessing.util import Finalize
 from typing import TYPE_CHECKING, Any, TypeGuard
@@ -81,6 +83,68 @@ def epochs(begin: Callable[[], Iterator]) -> Iterator:
             yield batch
 
 
+def spread_over_epoch(loader: DataLoader) -> dict[str, Any]:
+    """Return the argument with which a copy's first batches stand for the whole epoch.
+
+    A diagnosis reads a part of an epoch.  Where the data are in an order, as by length, its
+    beginning is unlike the rest, so batches are taken from all of it at even steps.
+
+    Returns:
+        batch_sampler of the copy; nothing where the order is random or unknown.
+    """
+    from torch.utils.data import IterableDataset, SequentialSampler
+    from torch.utils.data.sampler import RandomSampler, SubsetRandomSampler, WeightedRandomSampler
+
+    own = loader.batch_sampler
+    if own is None or isinstance(loader.dataset, IterableDataset):
+        return {}
+    sampler = getattr(own, "sampler", None)
+    random_ones = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+    if isinstance(sampler, random_ones) or getattr(sampler, "shuffle", False) is True:
+        return {}
+    try:
+        length = len(own)  # type: ignore[arg-type]
+        is_long = length > 100_000 and not isinstance(sampler, SequentialSampler)
+        lists = [] if is_long else list(islice(own, length + 1))
+    except Exception:  # the user's own code may raise anything
+        return {}
+    # One that goes on after its length is repeated without end, as ultralytics' is.
+    return {"batch_sampler": SpreadBatches(own, lists)} if len(lists) == length else {}
+
+
+class SpreadBatches:
+    """A batch sampler's lists, from the whole epoch at even steps.
+
+    Args:
+        own: the batch sampler, whose other attributes this one has.
+        lists: of an epoch.
+    """
+
+    def __init__(self, own: Any, lists: list[Any]) -> None:
+        self._own, self._lists = own, lists
+
+    def __iter__(self) -> Iterator[Any]:
+        # Multiples of the golden ratio are spread evenly, however many there are.
+        count = len(self._lists)
+        step = max(round(count * (math.sqrt(5) - 1) / 2), 1)
+        while math.gcd(step, count) > 1:
+            step += 1
+        # From there on the mean of few is near that of all.
+        return (self._lists[(step // 2 + number * step) % count] for number in range(count))
+
+    def __len__(self) -> int:
+        return len(self._lists)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(vars(self)["_own"], name)
+
+
+OPEN_ITERATORS: weakref.WeakSet = weakref.WeakSet()
+"""Iterators of copies, whose workers may load ahead."""
+
+
 @contextmanager
 def copied(
     loader: DataLoader, *, start: Callable[[int], None] | None = None, **changes: object
@@ -105,12 +169,14 @@ def copied(
     def get_iterator() -> Iterator:
         iterator = kind._get_iterator(twin)
         iterators.add(iterator)
+        OPEN_ITERATORS.add(iterator)
         if hasattr(iterator, "_try_get_data"):
             iterator._try_get_data = partial(_try_often, weakref.ref(iterator))
         return iterator
 
     values = {"_iterator": None, "_get_iterator": get_iterator, "_iterators": iterators, **changes}
     values["_copy_of"] = getattr(loader, "_copy_of", loader)
+    values["_changes"] = getattr(loader, "_changes", {}) | changes
     functions = (start, values.get("worker_init_fn", loader.worker_init_fn))
     values["worker_init_fn"] = partial(_start, functions)
     if not values.get("num_workers", loader.num_workers):  # torch refuses them then
@@ -134,6 +200,25 @@ def copied(
         finally:
             end_workers(twin)
             vars(twin).update(_iterator=None, iterator=None)
+
+
+def have_filled_queues() -> bool:
+    """Return whether the workers of all copies have nothing left to load ahead."""
+    return all(map(_has_filled_queue, list(OPEN_ITERATORS)))
+
+
+def _has_filled_queue(iterator: Any) -> bool:
+    queues = [getattr(iterator, name, None) for name in ("_worker_result_queue", "_data_queue")]
+    if not any(worker.is_alive() for worker in getattr(iterator, "_workers", ())):
+        return True
+    try:
+        # Without a thread that pins, both are the same queue.
+        loaded = sum(queue.qsize() for queue in {id(q): q for q in queues if q}.values())
+    except NotImplementedError:  # macOS does not count
+        return True
+    # Batches that came out of order have their data beside the worker's number.
+    loaded += sum(len(known) > 1 for known in iterator._task_info.values())
+    return loaded >= iterator._tasks_outstanding
 
 
 def _try_often(iterator: weakref.ref, seconds: float) -> tuple[bool, object]:

@@ -331,6 +331,15 @@ class Loops:
     def _batches(thread: _Thread) -> int:
         return sum(loop.steps for loop in thread.loops.values())
 
+    def trains(self) -> bool:
+        """Return whether an optimizer step or a backward pass was seen."""
+        return any(thread.marks for thread in self._threads.values())
+
+    def is_training(self, number: int) -> bool:
+        """Return whether optimizer steps follow the batches of a loader."""
+        thread = self._threads[self.trainer()]
+        return number in thread.loops and self._trains(thread.loops[number], thread)
+
     def progress(self) -> tuple[int, float | None, bool]:
         """Return steps since the steady state, since when it lasts, and whether a loop goes on."""
         thread = self._threads.get(self.trainer())

@@ -41,7 +41,7 @@ from labkit.machine.usage import cores_s, own_cpu_s
 from labkit.parts.decoding import DECODERS
 from labkit.parts.devices import SimulatedGpu
 from labkit.parts.storage import cache_state
-from labkit.runs.reasons import one_line
+from labkit.runs.failure_reasons import one_line
 from labkit.steady_rate import fewest_batches, steady_rate
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ ARMS_SHARE, STAGES_SHARE, PROFILE_SHARE, TRIALS_SHARE = 0.4, 0.1, 0.03, 0.4
 SHORTEST_S, LONGEST_S = 0.25, 4.0  # a stretch
 FEWEST_STEPS = 8
 RESTS_S = 0.03  # in which workers that have full queues use hardly any CPU
-FILLING_S = 2.0  # at most, until persistent workers have filled their queues
+FILLING_S = 4.0  # at most, until persistent workers have filled their queues
 EMPTY_BATCHES = 200
 
 
@@ -104,6 +104,9 @@ class Loop:
         model: what the step trains, where changes of it may be tried.
     """
 
+    waits_for_step = True
+    """Whether a step that takes much too long is interrupted."""
+
     def __init__(
         self,
         loader: Any,
@@ -118,6 +121,9 @@ class Loop:
         """Batches kept for the resident arm."""
         self.sizes: dict[str, int] = {}
         """dtype -> bytes of the first batch."""
+
+    def begin(self, arm: str, loader: Any) -> None:
+        """Called before a stretch of an arm, with what it iterates over."""
 
     def keep(self, batch: object) -> None:
         """Keep a copy of a batch while there is room: a loader may use its memory again."""
@@ -151,6 +157,7 @@ class Loop:
             once: whether to end with the first epoch, or where that is too short, with the one that
                 reaches the steady state; only the first counts for `Stretch.epoch_s`.
         """
+        self.begin(arm, loader)
         now, device, skipped = time.perf_counter, self.device, _skip_of(loader)
         fewest = _fewest_steps(loader)
         startups_s: list[float] = []
@@ -186,7 +193,7 @@ class Loop:
                         head_s, called_s = begun_s - epoch_s, 0.0
                     start_s = now()
                     if arm != "alone":
-                        wait_for("step to return")
+                        wait_for("step to return", 1 if self.waits_for_step else 0)
                         self.step(batch)
                     left_s = now()
                     done, called_s = done + 1, called_s + left_s - start_s
@@ -320,7 +327,8 @@ def stall_limit() -> Iterator[Callable]:
     """Interrupt what stalls, where this thread can be interrupted.
 
     Yields:
-        A function to call when a wait begins: for what, and how many times `STALL_S` it may take.
+        A function to call when a wait begins: for what, and how many times `STALL_S` it may take;
+        0: as long as it likes.
     """
     if not hasattr(signal, "setitimer") or threading.current_thread() != threading.main_thread():
         yield lambda *_: None
@@ -455,7 +463,8 @@ def _look(loop: Loop, device: SimulatedGpu | None) -> float:
     with stall_limit() as wait_for:
         for batch in _without_stalls(loop.loader, wait_for):
             loop.keep(batch)
-            wait_for("step to return", 20)  # times as long as usual: the first steps may compile
+            # Times as long as usual: the first steps may compile.
+            wait_for("step to return", 20 if loop.waits_for_step else 0)
             loop.step(batch)
             if len(at_s) == 1:
                 loop.device = find_device(device)
@@ -528,11 +537,11 @@ def in_blocks(
 
 
 def _let_queues_fill() -> None:
-    """Wait until workers hardly compute, as they do when their queues are full."""
+    """Wait until queues are full; those of the user's own workers are where they hardly compute."""
     ends_s, before_s = time.monotonic() + FILLING_S, -1.0
     while (workers := _scheduled()) and time.monotonic() < ends_s:
         used_s = sum(ran_s for ran_s, _ in workers.values())
-        if used_s - before_s < 0.1 * RESTS_S:
+        if used_s - before_s < 0.1 * RESTS_S and loaders.have_filled_queues():
             return
         before_s = used_s
         time.sleep(RESTS_S)

@@ -1,12 +1,14 @@
-"""Bounds: what a step needs of each resource, and so what a change gains at best.
+"""What a step needs of each resource, and so what a change gains: expected, and at best.
 
     main process   receives (without workers: makes) a batch, and does the host's part of the step
     device         copies and computes
     workers        each makes a batch at a time
     cores          all of it that computes
 
-No step is shorter than the busiest of them, so what a change leaves for each bounds its gain.
-Every number is measured; nothing is fitted.
+No step is shorter than the busiest of them, so what a change leaves for each bounds its gain: that
+is the *floor* of an epoch's time.  Steps take longer than that, as all that is done at once delays
+each other; how much longer is measured, and what is *expected* assumes as much of it for what is
+left.  Every number is measured; nothing is fitted.
 
 Source: Denning and Buzen, "The Operational Analysis of Queueing Network Models" (1978), for the
 bounds; DS-Analyzer (VLDB 2021) for measuring the parts apart.
@@ -15,6 +17,7 @@ bounds; DS-Analyzer (VLDB 2021) for measuring the parts apart.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
@@ -197,20 +200,32 @@ class Measured:
         """Normalized time of an epoch with a loader that takes no time."""
         return min(self.now.step_s * self.steps / self.epoch_s, 1.0)
 
-    def interval_of(self, at_best: float) -> tuple[float | None, float | None]:
-        """Return a bound's 95 % interval, as far as it depends on the epoch's time."""
+    def interval_of(self, expected: float) -> tuple[float | None, float | None]:
+        """Return the 95 % interval of an expected time, as far as it depends on the epoch's."""
         low, high = self.epoch_ci
         if low is None or high is None:
             return None, None
-        return at_best / high, min(at_best / low, 1.0)
+        return expected / high, min(expected / low, 1.0)
 
     def stalls(self) -> list[float]:
         """Return the share of an epoch that waits for input: the ends of its interval, if any."""
         ends = [end for end in self.ceiling_ci if end is not None] or [self.ceiling]
         return [max(1 - end, 0.0) for end in reversed(ends)]
 
-    def at_best(self, shorter: float = 1.0, **changes: Any) -> float:
+    def floor(self, shorter: float = 1.0, **changes: Any) -> float:
         """Return the least normalized time of an epoch with some demands changed.
+
+        Args:
+            shorter: the epoch's steps, as a share of those now.
+            **changes: fields of `Demand`.
+        """
+        now_s = max(self.epoch_s / self.steps, self.now.least_s())
+        # Whether what is left hinders other workers as before is not known.
+        left = replace(self.now, **{**changes, "hindered_s": 0.0})
+        return shorter * min(left.least_s() / now_s, 1.0)
+
+    def expected(self, shorter: float = 1.0, **changes: Any) -> float:
+        """Return the expected normalized time of an epoch with some demands changed.
 
         Args:
             shorter: the epoch's steps, as a share of those now.
@@ -283,7 +298,7 @@ def summarize(m: Measured) -> None:
     first = loop.resident[0]
     arrays = loaders.arrays(first)
     m.samples = loaders.count_samples(first, getattr(loader, "batch_size", None))
-    m.unit = "images" if any(getattr(array, "ndim", 0) == 4 for array in arrays) else "samples"
+    m.unit = "images" if any(map(_is_images, arrays)) else "samples"
     m.objects = len(loaders.leaves(first)) - len(arrays)
     m.arguments = loaders.arguments_of(loader) if loaders.is_data_loader(loader) else {}
 
@@ -306,14 +321,14 @@ def summarize(m: Measured) -> None:
     first_s = fmean(stretch.startup_s for stretch in warm)
     m.now = Demand(
         workers=workers,
-        cores=hardware.cores(),
+        cores=_cores(),
         cpu_s=cpu_s,
         wall_s=wall_s,
         hindered_s=0.0,
         take_s=min(fmean(s.own_cpu_s for s in alone), m.alone_s) if workers else 0.0,
         step_s=resident_s,
         host_s=host_s,
-        host_cpu_s=min(fmean(s.cpu_s for s in resident), hardware.cores() * resident_s),
+        host_cpu_s=min(fmean(s.cpu_s for s in resident), _cores() * resident_s),
         device_s=device_s + (0.0 if m.copy_beside else m.copy_s),
         # An epoch of unknown length is steps only.
         # Without the first batch, which takes a worker as long as any later one.
@@ -327,6 +342,17 @@ def summarize(m: Measured) -> None:
                           startup_s=0.0, fetch_s=0.0)  # fmt: skip
         m.now = replace(m.now, hindered_s=max(m.alone_s - loading.least_s(), 0.0))
     m.rows = _rows(m, alone)
+
+
+def _cores() -> int:
+    """Return the cores of this process; ranks on this machine share them."""
+    return max(hardware.cores() // int(os.environ.get("LOCAL_WORLD_SIZE") or 1), 1)
+
+
+def _is_images(array: Any) -> bool:
+    """Return whether an array is a batch of pictures: four dimensions, one to four channels."""
+    shape = tuple(array.shape)
+    return len(shape) == 4 and (shape[1] in (1, 3, 4) or shape[3] in (1, 3, 4))
 
 
 def _device(m: Measured) -> tuple[float, float]:
@@ -368,7 +394,7 @@ def _stages(
         # The probe makes calls take longer.
         scale = min(m.alone_s / (sum(stage.wall_s for stage in seen) or m.alone_s), 1.0)
         seen = tuple(replace(s, cpu_s=s.cpu_s * scale, wall_s=s.wall_s * scale) for s in seen)
-        return seen, m.alone_s, min(cpu_s, hardware.cores() * m.alone_s)
+        return seen, m.alone_s, min(cpu_s, _cores() * m.alone_s)
     if not probed_s:
         return seen, m.alone_s, fmean(s.cpu_s for s in alone)
     starts = any(stretch.epochs > 1 for stretch in alone)  # starting workers is in it

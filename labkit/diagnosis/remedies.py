@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from labkit import units
 from labkit.analysis.thresholds import DELTA
+from labkit.diagnosis.advice import advice_for
 from labkit.diagnosis.loaders import DEFAULT_PREFETCH_FACTOR, OneThread, arguments_of, line_of
 from labkit.diagnosis.predict import (
     BYTES,
@@ -29,6 +30,7 @@ from labkit.diagnosis.thresholds import (
     EASY_GAIN_SHARE,
     EASY_TO_BEST_GAIN_SHARE,
     EQUAL_GAIN_DIFFERENCE,
+    LAUNCH_BOUND_DEVICE_SHARE,
     LOADER_BOUND_CEILING,
     MANY_OBJECTS_PER_BATCH,
     MODERATELY_INPUT_BOUND_SHARE,
@@ -39,7 +41,7 @@ from labkit.diagnosis.thresholds import (
 )  # fmt: skip
 
 COMPUTE, DUPLICATED, SHARED_MEMORY = "compute", "duplicated work", "shared memory"
-MOST_WORKERS = 16
+MOST_WAITING_WORKERS = 16  # that are tried where batches mostly wait, whatever the cores
 MOST_AHEAD_BYTES = 2 << 30
 MOST_REMEDIES = 5  # that a diagnosis returns, the best first
 
@@ -51,9 +53,11 @@ class Remedy:
     name: str
     bottleneck: str
     """Bottleneck that the change removes."""
-    at_best: float | None = None
-    """Bound of the normalized time of an epoch: the time with it ÷ the time without; None where
-    only a trial can tell, or the training does not run without it."""
+    expected: float | None = None
+    """Predicted normalized time of an epoch: the time with it ÷ the time without; None where only a
+    trial can tell, or the training does not run without it."""
+    floor: float | None = None
+    """Normalized time below which no epoch with the change can be; None where `expected` is."""
     reason: str
     change: str
     """Code to write."""
@@ -64,13 +68,13 @@ class Remedy:
     measured: float | None = None
     """Measured normalized time of an epoch; None if the change was not tried."""
     ci_low: float | None = None
-    """Lower end of the 95 % interval of the measurement, or of the bound."""
+    """Lower end of the 95 % interval of the measurement, or of the expected time."""
     ci_high: float | None = None
 
     @property
     def normalized_time(self) -> float | None:
-        """Return what was measured, or the bound."""
-        return self.at_best if self.measured is None else self.measured
+        """Return what was measured, or is expected."""
+        return self.expected if self.measured is None else self.measured
 
 
 class Line(NamedTuple):
@@ -113,12 +117,13 @@ def _waits(m: Measured) -> float:
 
 
 def _more_workers(m: Measured) -> Sequence[int]:
-    counts = {m.now.cores // 2, min(m.now.cores, MOST_WORKERS)}
-    counts |= {4 * m.now.cores, MOST_WORKERS} if _waits(m) > 0.5 else set()
+    counts = {m.now.cores // 2, m.now.cores}
+    counts |= {4 * m.now.cores, MOST_WAITING_WORKERS} if _waits(m) > 0.5 else set()
+    most = max(m.now.cores, MOST_WAITING_WORKERS)
     allowed = MOST_AHEAD_BYTES / (m.ahead * max(m.batch_bytes, 1))
     return [
         n for n in sorted(counts)
-        if not m.duplicated and m.now.workers < n <= min(MOST_WORKERS, allowed)
+        if not m.duplicated and m.now.workers < n <= min(most, allowed)
     ]  # fmt: skip
 
 
@@ -174,6 +179,21 @@ def _of(m: Measured, kind: str) -> Sequence[Stage]:
 
 def _computing(m: Measured) -> Sequence[Stage]:
     return [stage for stage in _of(m, "transform") if stage.wait_s < stage.cpu_s]
+
+
+def _waiting_reads(m: Measured) -> Sequence[Stage]:
+    return [stage for stage in _of(m, "read") if stage.wait_s >= stage.cpu_s]
+
+
+def _computing_reads(m: Measured) -> Sequence[Sequence[Stage]]:
+    """Return the reads that compute, such as decompressing, which no medium makes faster."""
+    return [[stage] for stage in _of(m, "read") if stage.wait_s < stage.cpu_s]
+
+
+def _is_launch_bound(m: Measured) -> bool:
+    """Return whether the host's launching of work leaves the device idle."""
+    is_idle = m.now.device_s < LAUNCH_BOUND_DEVICE_SHARE * m.now.step_s
+    return is_idle and m.kind_s("launch") > 0.5 * m.now.step_s
 
 
 def _with_its_reads(m: Measured, transform: Stage) -> Sequence[Stage]:
@@ -300,6 +320,11 @@ def _of_step(what: str, kind: str) -> Callable[[Measured, object], str]:
     return reason
 
 
+def _instead_of(stage: Stage) -> str:
+    """Return a function's name, and what to write instead where that is known."""
+    return ": ".join(filter(None, (stage.name, advice_for(stage.name))))
+
+
 def only_tried(m: Measured, subject: object) -> None:
     """Return no bound: the ceiling is all that is known without a trial."""
 
@@ -378,7 +403,11 @@ REMEDIES = (
          change="do it in the data set, where workers run it beside the step, or on the device"),
     *(
         Line(name, COMPUTE,
-             lambda m: _given(m.loop.model is not None and m.ceiling > DEVICE_BOUND_CEILING),
+             lambda m: _given(
+                 m.loop.model is not None
+                 and m.ceiling > DEVICE_BOUND_CEILING
+                 and not _is_launch_bound(m)
+             ),
              only_tried, lambda m, _: "the device is the limit", change,
              lambda m, _, key=key: {"model": key})  # type: ignore[misc]
         for key, name, change in (
@@ -387,6 +416,15 @@ REMEDIES = (
             ("compile", "torch.compile", "model.compile()"),
         )
     ),
+    Line("fewer launches", "launching",
+         lambda m: _given(_is_launch_bound(m)),
+         lambda m, _: {"step_s": m.now.device_s,
+                       **_less(m, m.kind_s("launch"), "host_s", "host_cpu_s")},
+         lambda m, _: f"launching takes {units.seconds(m.kind_s('launch'))} of the "
+         f"{units.seconds(m.now.step_s)} of a step, in which the device computes for "
+         f"{units.seconds(m.now.device_s)}",
+         "model.compile(mode='reduce-overhead'), a fused optimizer (fused=True), or larger batches",
+         easy=False),
     Line("split between workers", DUPLICATED,
          lambda m: _given(m.duplicated and m.now.workers > 1),
          lambda m, _: {"shorter": 1 / m.now.workers},
@@ -426,7 +464,7 @@ REMEDIES = (
          easy=False),
     Line("faster transform", "transform", lambda m: [_with_its_reads(m, s) for s in _computing(m)],
          lambda m, some: m.without(some), _took,
-         lambda m, some: f"{some[0].name}: on whole arrays, on smaller images, or not at all"
+         lambda m, some: _instead_of(some[0])
          + "; in the data set, where workers run it" * (not m.is_data_loader),
          easy=False),
     Line("faster collate", "collate",
@@ -440,13 +478,17 @@ REMEDIES = (
     Line("wait less", "waiting",
          lambda m: [[s for s in _of(m, "transform") if s.wait_s >= s.cpu_s]],
          lambda m, some: m.without(some), _took,
-         lambda m, some: f"{some[0].name}: fetch ahead, or many samples at once", easy=False),
+         lambda m, some: _instead_of(some[0]), easy=False),
     Line("faster medium", "storage",
          _always, lambda m, _: {"fetch_s": 0.0},
          lambda m, _: f"an epoch from the medium takes {units.seconds(m.epoch_s)}, from memory "
          f"{units.seconds(m.epoch_s - m.now.fetch_s * m.steps)}",
          "copy the files to an SSD or tmpfs, or pack them into one file", easy=False),
-    Line("faster reads", "storage", lambda m: [_of(m, "read")],
+    Line("cheaper reads", "reading", _computing_reads,
+         lambda m, some: m.without(some), _took,
+         lambda m, some: f"{_instead_of(some[0])}; it computes, so a faster disk does not help",
+         easy=False),
+    Line("faster reads", "storage", lambda m: [_waiting_reads(m)],
          lambda m, some: m.without(some), _took,
          "copy the files to an SSD or tmpfs, or pack them into one file that is read in order",
          easy=False),
@@ -456,19 +498,19 @@ REMEDIES = (
 def propose(m: Measured) -> tuple[Remedy, ...]:
     """Return all that may make a practical difference, in the order of the table.
 
-    They are bounds until they are tried.
+    Their times are predictions until they are tried.
     """
     remedies = []
     for line in REMEDIES:
         for subject in line.subjects(m):
             left = line.leaves(m, subject)
-            at_best = None if left is None else m.at_best(**left)
+            expected = None if left is None else m.expected(**left)
             ci_low, ci_high = None, None
             if left is not None and "shorter" not in left:  # a number of steps has no error
-                ci_low, ci_high = m.interval_of(at_best)
+                ci_low, ci_high = m.interval_of(expected)
             arguments = line.arguments(m, subject) if line.arguments else {}
             # Arguments to change belong to a DataLoader.
-            helps = (at_best or m.ceiling) <= 1 - DELTA and (m.is_data_loader or not arguments)
+            helps = (expected or m.ceiling) <= 1 - DELTA and (m.is_data_loader or not arguments)
             if not helps and "model" not in arguments:
                 continue
             change = line.change(m, subject) if callable(line.change) else line.change
@@ -476,7 +518,8 @@ def propose(m: Measured) -> tuple[Remedy, ...]:
                 Remedy(
                     name=line.name,
                     bottleneck=line.bottleneck,
-                    at_best=at_best,
+                    expected=expected,
+                    floor=None if left is None else m.floor(**left),
                     reason=line.reason(m, subject),
                     change=change or line_of({**m.arguments, **arguments}),
                     easy=line.easy,
@@ -515,13 +558,13 @@ def worth_it(proposed: Sequence[Remedy]) -> list[Remedy]:
     tried = {remedy.name for remedy in proposed if remedy.measured is not None}
     kept: dict[str, Remedy] = {}
     for remedy in proposed:
-        is_bound = remedy.measured is None
-        if is_bound and (remedy.at_best is None or remedy.name in tried):
+        is_predicted = remedy.measured is None
+        if is_predicted and (remedy.expected is None or remedy.name in tried):
             continue
-        is_in_vain = not is_bound and (remedy.ci_high or 0.0) >= 1
+        is_in_vain = not is_predicted and (remedy.ci_high or 0.0) >= 1
         if remedy.normalized_time > 1 - DELTA or is_in_vain:
             continue
-        key = remedy.change if is_bound and not remedy.arguments else remedy.name
+        key = remedy.change if is_predicted and not remedy.arguments else remedy.name
         best = kept.get(key)
         if best is None or remedy.normalized_time < best.normalized_time - EQUAL_GAIN_DIFFERENCE:
             kept[key] = remedy
@@ -529,7 +572,7 @@ def worth_it(proposed: Sequence[Remedy]) -> list[Remedy]:
 
 
 def in_order(m: Measured, gains: Sequence[Remedy]) -> tuple[str, tuple[Remedy, ...]]:
-    """Return the bottleneck and at most five remedies: its best, what was tried, then bounds."""
+    """Return the bottleneck and at most five remedies: its best, what was tried, the others."""
     first = _first(m, gains) if gains else None
     rest = sorted(
         (remedy for remedy in gains if remedy is not first),

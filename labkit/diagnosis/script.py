@@ -68,7 +68,6 @@ class Session:
         self.watch = Watch(HOOK, lambda _: self._report(), self.say, self._leave_facts)
         self._request, self._is_child, self.pid = request, is_child, os.getpid()
         self._folder, self._has_ended = Path(request.folder), False
-        self._following = _following(sys.modules["__main__"]) if is_child else request.following
 
     def start(self) -> Session:
         """Watch this process until `end`, or until its own end."""
@@ -141,9 +140,9 @@ class Session:
         if rank is None:
             if others and facts.phases.unseen == "nothing":
                 return  # they have reported
-            self.say("\n".join(lines(facts, self._following)))
+            self.say("\n".join(lines(facts, self._request.following)))
         elif rank == 0:
-            self.say("\n".join(lines_of_ranks(facts, others, self._following)))
+            self.say("\n".join(lines_of_ranks(facts, others, self._request.following)))
         elif self._has_ended:
             self.say(answer(facts).sentence if facts.phases.unseen else phase_line(facts))
         if self._request.json:
@@ -200,6 +199,8 @@ class Program(NamedTuple):
     folder: str
     """The first one of sys.path."""
     argv: list[str]
+    words: list[str]
+    """The script or -m MODULE, and its arguments, as the shell takes them."""
 
 
 def run(program: Program, *, json_file: Path | None = None) -> Session:
@@ -213,10 +214,9 @@ def run(program: Program, *, json_file: Path | None = None) -> Session:
         program: from `load`.
         json_file: is written at every report.
     """
-    code, main, folder, argv = program
     request = Request(
-        words=argv,
-        following=_following(main),
+        words=program.argv,
+        following=shlex.join(["labkit", "diagnose", *program.words]),
         json=str(json_file.absolute()) if json_file else None,
         **_where(),
     )
@@ -225,13 +225,11 @@ def run(program: Program, *, json_file: Path | None = None) -> Session:
     if request.owner == os.getpid():
         Finalize(None, shutil.rmtree, args=(request.folder, True), exitpriority=LAST)
     _watch_children(request)
-    sys.modules["__main__"] = main  # to the end: workers and pickles look for its names
-    sys.argv, sys.path[0] = argv, folder
     # Python ≥ 3.12 warns where a process with threads forks.  The threads of `Watch` hold no lock
     # that a child needs, so a script that forks prints what it prints without them.
     warnings.filterwarnings("ignore", message=".*multi-threaded, use of fork", module="__main__")
     try:
-        exec(code, vars(main))
+        execute(program)
     except SystemExit:
         raise
     except BaseException as error:
@@ -239,11 +237,19 @@ def run(program: Program, *, json_file: Path | None = None) -> Session:
             session.say(
                 f"The script ended with {type(error).__name__}; this was measured until then."
             )
-        _show_as_without(error)
+        show_as_without(error)
         raise
     finally:
         session.end()
     return session
+
+
+def execute(program: Program) -> None:
+    """Run a script or a module as Python does; raise what it raises."""
+    code, main, folder, argv, _ = program
+    sys.modules["__main__"] = main  # to the end: workers and pickles look for its names
+    sys.argv, sys.path[0] = argv, folder
+    exec(code, vars(main))
 
 
 def load(words: list[str]) -> Program:
@@ -265,9 +271,9 @@ def load(words: list[str]) -> Program:
         try:
             code = compile(script.read_bytes(), main.__file__, "exec", dont_inherit=True)
         except SyntaxError as error:
-            _show_as_without(error)
+            show_as_without(error)
             raise
-        return Program(code, main, str(script.resolve().parent), words)
+        return Program(code, main, str(script.resolve().parent), words, words)
     name = words[1]
     sys.path.insert(0, str(Path.cwd()))
     try:
@@ -283,20 +289,7 @@ def load(words: list[str]) -> Program:
         del sys.path[0]
     main.__spec__, main.__loader__, main.__file__ = spec, spec.loader, spec.origin
     main.__package__ = spec.parent
-    return Program(code, main, str(Path.cwd()), [str(spec.origin), *words[2:]])
-
-
-def _following(main: ModuleType) -> str:
-    """Return the command that goes on."""
-    if getattr(main, "__spec__", None) is not None:
-        module, place = main.__spec__.name, ""
-    else:
-        path = Path(str(main.__file__))
-        module = path.stem
-        # Where the script lies, as it may import its neighbours.
-        place = "" if path.parent == Path.cwd() else f"cd {shlex.quote(str(path.parent))} && "
-    make = shlex.quote(f"{module}:make")
-    return f"{place}labkit diagnose {make}  # make() returns (loader, step)"
+    return Program(code, main, str(Path.cwd()), [str(spec.origin), *words[2:]], words)
 
 
 def _where() -> dict[str, Any]:
@@ -318,11 +311,24 @@ def _where() -> dict[str, Any]:
 
 def _watch_children(request: Request) -> None:
     """Have processes that this one starts watched once they train."""
-    os.environ[VARIABLE] = json.dumps(asdict(request))
+    start_children_with(VARIABLE, asdict(request), watch_when_it_trains)
+
+
+def start_children_with(
+    variable: str, request: dict[str, Any], start: Callable[[], object]
+) -> None:
+    """Have processes that this one starts do something at their start.
+
+    Args:
+        variable: of the environment, which holds the request as JSON.
+        request: what they are to do.
+        start: called in those that are forked; others call it by `startup/sitecustomize.py`.
+    """
+    os.environ[variable] = json.dumps(request)
     paths = [str(STARTUP), *filter(None, [os.environ.get("PYTHONPATH")])]
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)
     if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=watch_when_it_trains)
+        os.register_at_fork(after_in_child=start)
 
 
 def watch_when_it_trains() -> None:
@@ -353,9 +359,10 @@ def _hide(terminate: Callable) -> None:
         setattr(signal, name, wraps(own)(seen))
 
 
-def _show_as_without(error: BaseException) -> None:
-    """Have a traceback printed without the frames of this module and of what called it."""
-    own = {__file__, str(Path(__file__).with_name("hook.py"))}
+def show_as_without(error: BaseException) -> None:
+    """Have a traceback printed without the frames of this package and of what called it."""
+    names = ("script", "hook", "live", "live_script")
+    own = {str(Path(__file__).with_name(f"{name}.py")) for name in names}
     frames, each = [], error.__traceback__
     while each is not None:
         if each.tb_frame.f_code.co_filename not in own:

@@ -37,7 +37,7 @@ def screen(diagnosis: Diagnosis) -> Iterator[str]:
     yield _verdict(diagnosis)
     now = _per_s(m, m.epoch_s / m.steps)
     yield (
-        f"An infinitely fast loader: at most {1 / m.ceiling:.3g} × faster "
+        f"With a loader that takes no time: up to {1 / m.ceiling:.3g}× as fast "
         f"({_rate(now)} → {_rate(now / m.ceiling)} {m.unit}/s)."
     )
     for number, remedy in enumerate(diagnosis.remedies, 1):
@@ -47,8 +47,8 @@ def screen(diagnosis: Diagnosis) -> Iterator[str]:
         yield f"Nothing to gain: {reason}" if diagnosis.bottleneck == COMPUTE else f"N{reason[1:]}"
     alone, step = _per_s(m, m.alone_s), _per_s(m, m.now.step_s)
     yield (
-        f"The step alone ({m.loop.device.label}): {_rate(step)} {m.unit}/s; "
-        f"your loader alone: {_rate(alone)}; two such devices would need {_rate(2 * step)}."
+        f"The step alone ({m.loop.device.label}): {_rate(step)} {m.unit}/s; the loader alone: "
+        f"{_rate(alone)}."
     )
     if rows := _rows(m):
         who = "A worker" if m.now.workers and m.is_data_loader else "The main process"
@@ -67,7 +67,11 @@ def details(diagnosis: Diagnosis) -> Iterator[str]:
         yield f"{row.name} ({row.kind}): {took}"
     for remedy in diagnosis.proposed:
         if remedy.measured is not None and remedy not in diagnosis.remedies:
-            yield f"{remedy.name}: {_time(remedy)}; {remedy.change}"
+            yield f"{remedy.name}: {_gain(remedy)}; {remedy.change}"
+    for remedy in diagnosis.remedies:
+        if remedy.measured is None:
+            least = units.normalized(remedy.floor)
+            yield f"{remedy.name}: no epoch can take less than {least} of the time now"
     blocks = units.count(len(m.of("resident")), "block")
     yield (
         f"{blocks} of every arm in random order, on {m.loop.device.label}; "
@@ -94,10 +98,10 @@ def _per_s(m: Measured, step_s: float) -> float:
 def _verdict(diagnosis: Diagnosis) -> str:
     m = diagnosis.measured
     verdict = f"{diagnosis.verdict[0].upper()}{diagnosis.verdict[1:]}"
-    sentence = f"{verdict}: {units.percent(1 - m.ceiling)}"
+    sentence = f"{verdict}: the training waits for data {units.percent(1 - m.ceiling)}"
     if len(ends := m.stalls()) > 1:
         sentence += f" [{', '.join(map(units.percent, ends))}]"
-    sentence += " of the time is not hidden behind computing"
+    sentence += " of the time"
     if m.now.fetch_s:
         fetching = units.percent(m.now.fetch_s * m.steps / m.epoch_s)
         sentence += f", of which the medium takes {fetching}"
@@ -119,17 +123,17 @@ def _verdict(diagnosis: Diagnosis) -> str:
 
 
 def _remedy(number: int, remedy: Remedy, now: float, m: Measured) -> Iterator[str]:
-    gain = f"{_rate(now)} → {_rate(now / max(remedy.normalized_time, 1e-3))} {m.unit}/s"
-    yield f"{number}. {remedy.name}: {_time(remedy)} of the time ({gain}); {remedy.reason}."
+    rates = f"{_rate(now)} → {_rate(now / max(remedy.normalized_time, 1e-3))} {m.unit}/s"
+    yield f"{number}. {remedy.name}: {_gain(remedy)}, {rates}; {remedy.reason}."
     yield f"   {remedy.change}"
 
 
-def _time(remedy: Remedy) -> str:
-    how = "at best" if remedy.measured is None else "tried,"
-    time = f"{how} {units.normalized(remedy.normalized_time)}"
-    if remedy.ci_low is None:
-        return time
-    return f"{time} {units.interval(remedy.ci_low, remedy.ci_high)}"
+def _gain(remedy: Remedy) -> str:
+    """Return how much faster: "1.8× as fast [1.7, 2.0] (expected)"."""
+    fast = f"{1 / max(remedy.normalized_time, 1e-3):.3g}× as fast"
+    if remedy.ci_low is not None:
+        fast += f" [{1 / remedy.ci_high:.3g}, {1 / max(remedy.ci_low, 1e-3):.3g}]"
+    return f"{fast} ({'expected' if remedy.measured is None else 'tried'})"
 
 
 def _rows(m: Measured) -> str:

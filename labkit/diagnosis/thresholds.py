@@ -43,6 +43,9 @@ SMALL_BATCH_BYTES = 1 << 20  # fewer bytes take no time to copy
 PER_BATCH_OVERHEAD_SHARE = 0.3  # of a batch's loading time that does not depend on its size
 NEGLIGIBLE_OVERHEAD_SHARE = 0.05  # of the time; larger batches are tried down to this overhead
 DEVICE_BOUND_CEILING = 0.9  # normalized time with free loading; above, faster computing is tried
+LAUNCH_BOUND_DEVICE_SHARE = (
+    0.8  # of a step; where the device works less, launching may be the limit
+)
 LOADER_BOUND_CEILING = 0.8  # normalized time with free loading; up to this the loader is the limit
 UNEXPLAINED_SHARE = 1 / 3  # of a batch's time; above, no known part is called the bottleneck
 EQUAL_GAIN_DIFFERENCE = 0.03  # of the normalized time; the easier of two such changes comes first

@@ -225,7 +225,6 @@ _SEEN_INSIDE = {
     DECODE: frozenset((READ,)),
     READ: frozenset(),
 }
-_KINDS = {OPEN: TRANSFORM, READS_OPENLY: READ}
 
 
 class Tracer:
@@ -309,7 +308,11 @@ class Tracer:
             kind = READ if waits else last_rule
             return kind, _name_of_builtin(builtin, inner.f_globals), reader
         if begun is not None:
-            return _KINDS.get(rule, rule), _name_of(begun, subject), reader
+            return (
+                {OPEN: TRANSFORM, READS_OPENLY: READ}.get(rule, rule),
+                _name_of(begun, subject),
+                reader,
+            )
         # What is no call: a list's or a memory map's lookup.
         own = _first_argument(frame)
         return TRANSFORM, type(getattr(own, "dataset", own)).__name__, ""

@@ -58,7 +58,7 @@ def try_remedies(
     loop, seconds = m.loop, TRIALS_SHARE * budget_s
     # What removes something that was measured is more promising than what can only be tried.
     promising = (remedy for remedy in proposed if remedy.arguments)
-    tried = sorted(promising, key=lambda one: (one.at_best is None, one.at_best or m.ceiling))
+    tried = sorted(promising, key=lambda one: (one.expected is None, one.expected or m.ceiling))
     if not tried:
         return tuple(proposed)
     room = count_arms(seconds, loop.loader, m.epoch_s / m.steps) - len(AS_IS)

@@ -123,7 +123,7 @@ def test_the_cause_is_named_as_far_as_it_shows(training, cpu, cause):
 def test_everything_fits_into_six_lines():
     training = phase(60, 40, median_wait_s=0.34, p99_wait_s=0.41, cycle=4)
     made = facts(training, validation=phase(5, 5), outside_s=20, computes_on="cuda", gpu=gpu(0.12))
-    said = lines(made, "labkit diagnose train:make")
+    said = lines(made, "labkit diagnose train.py")
     assert said == [
         "Training: 100 batches, 32.0 images/s, waiting for data 60.0 % of the time "
         "(median 340 ms, 99th percentile 410 ms; most of it every 4 batches)",
@@ -134,12 +134,12 @@ def test_everything_fits_into_six_lines():
         "Data loading is the problem: with loading that takes no time the run would be at most "
         "2 times as fast.",
         "Cause: a worker uses 95.0 % of a core and cores are idle, so more workers may help.",
-        "Next: labkit diagnose train:make",
+        "Next: labkit diagnose train.py",
     ]
 
 
 def test_nothing_follows_where_loading_is_not_the_problem():
-    assert lines(facts(FREE), "labkit diagnose train:make")[-1].startswith("Data loading is not")
+    assert lines(facts(FREE), "labkit diagnose train.py")[-1].startswith("Data loading is not")
 
 
 def rank(number, training):
@@ -148,7 +148,7 @@ def rank(number, training):
 
 def test_of_several_ranks_the_one_that_is_waited_for_is_named():
     made = facts(FREE, ranks=2)
-    said = lines_of_ranks(made, [rank(1, BOUND), rank(0, FREE)], "labkit diagnose train:make")
+    said = lines_of_ranks(made, [rank(1, BOUND), rank(0, FREE)], "labkit diagnose train.py")
     assert said[:3] == [
         "rank  images/s  waiting for data    step",
         "   0      32.0             3.0 %  970 ms",
@@ -158,7 +158,7 @@ def test_of_several_ranks_the_one_that_is_waited_for_is_named():
         "Data loading is the problem: rank 1 waits for data 60.0 % of its time, and the other "
         "ranks, which wait for data at most 3.0 % of theirs, wait for it." in said
     )
-    assert said[-1] == "Next: labkit diagnose train:make"
+    assert said[-1] == "Next: labkit diagnose train.py"
 
 
 def test_ranks_that_wait_alike_wait_for_none_of_them():

@@ -439,6 +439,6 @@ def test_each_rank_reports_and_the_first_one_compares_them(script, tmp_path, how
     first = [line for line in ours if line.startswith("[labkit, rank 0] ")]
     assert sum("rank  images/s" in line for line in first) >= 1
     assert len(first) + len(of_second) == len(ours)  # the process that started them is silent
-    assert all(f"labkit diagnose {script.stem}:make" in x for x in first if "Next:" in x)
+    assert all("labkit diagnose " in x for x in first if "Next:" in x)
     for name, rank in (("seen.json", 0), ("seen-rank1.json", 1)):
         assert json.loads((tmp_path / name).read_text())["rank"] == rank

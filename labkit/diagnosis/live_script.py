@@ -1,0 +1,167 @@
+"""Run a training script until its training is diagnosed, with the processes that it starts.
+
+diagnose_script ─▶ the script itself            ─┐
+─▶ a process that it starts      ├─▶ prints the diagnosis, ends the training
+(startup/sitecustomize.py)   ─┘
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import shutil
+import sys
+import tempfile
+import textwrap
+import threading
+import time
+from contextlib import ExitStack, suppress
+from multiprocessing.util import Finalize
+from pathlib import Path
+from typing import Any, NoReturn
+
+from labkit import files, units
+from labkit.diagnosis.diagnose import Diagnosis, check_budget
+from labkit.diagnosis.live import Ended, LiveDiagnosis, supplying
+from labkit.diagnosis.script import Program, execute, show_as_without, start_children_with
+from labkit.diagnosis.watch import rank_of_launcher, say
+
+VARIABLE = "LABKIT_DIAGNOSE"  # of the environment: what started processes are to do, as JSON
+BEFORE = (
+    "This run is thrown away. Once {what} trains, copies of its loader and kept batches are "
+    "measured for about {budget}; then it is ended, without the end of an epoch. Its own `finally` "
+    "blocks and exception handlers run, and may write files."
+)
+MOST_LOOKED_AT = 50_000  # files and folders below the working folder
+
+
+def diagnose_script(
+    program: Program, *, budget_s: float, details: bool = False, json_file: Path | None = None
+) -> int:
+    """Run a script or a module as Python does until its training is diagnosed; print the diagnosis.
+
+    Args:
+        program: from `script.load`.
+        budget_s: as of `diagnose`.
+        details: print the measurements, too.
+        json_file: is written with the diagnosis.
+
+    Returns:
+        Exit status: 0; 1 where there is no diagnosis, or it ended early.
+
+    Raises:
+        ValueError: an argument has a wrong value.
+        BaseException: what the script raises before it is diagnosed.
+    """
+    check_budget(budget_s)
+    folder = Path(tempfile.mkdtemp(prefix="labkit-diagnose-"))  # one that a child was diagnosed in
+    request = {
+        "budget_s": budget_s,
+        "details": details,
+        "json": str(json_file.absolute()) if json_file else None,
+        "folder": str(folder),
+    }
+    is_first = not rank_of_launcher()
+    if is_first:
+        what, budget = " ".join(program.words), units.whole_seconds(budget_s)
+        say(textwrap.fill(BEFORE.format(what=what, budget=budget), 90))
+    begun_s = time.time()
+    start_children_with(VARIABLE, request, diagnose_when_it_trains)
+    live, own_exit = _live(request), None
+    try:
+        with supplying(live):
+            execute(program)
+    except Ended:
+        pass
+    except SystemExit as error:
+        own_exit = error
+    except BaseException as error:
+        show_as_without(error)
+        raise
+    finally:
+        by_child = any(folder.iterdir())
+        shutil.rmtree(folder, ignore_errors=True)
+        changed = changed_files(Path.cwd(), begun_s, but=json_file) if is_first else []
+        if changed:
+            say(f"Files that changed during this run: {', '.join(changed)}")
+    if live.diagnosis is None and is_first and not by_child:
+        say(f"Nothing was diagnosed: {live.why_not()}.")
+    if own_exit is not None and own_exit.code:
+        raise own_exit
+    is_missing = live.diagnosis is None and is_first and not by_child
+    status = int(is_missing or (live.diagnosis is not None and bool(live.diagnosis.broken)))
+    _end_threads(status)
+    return status
+
+
+def _end_threads(status: int) -> None:
+    """End this process with its threads, such as one that loads ahead and waits for the training.
+
+    Does nothing where none is left.
+    """
+    others = [t for t in threading.enumerate() if not t.daemon and t is not threading.main_thread()]
+    for thread in others:
+        thread.join(1.0)
+    if any(thread.is_alive() for thread in others):
+        _end_now(status)
+
+
+def _end_now(status: int) -> NoReturn:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def diagnose_when_it_trains() -> None:
+    """Diagnose the training of this process, which a script started that is diagnosed."""
+    live, stack = _live(json.loads(os.environ[VARIABLE])), ExitStack()
+    stack.enter_context(supplying(live))
+    atexit.register(stack.close)
+    Finalize(None, stack.close, exitpriority=0)  # a forked process has no atexit before 3.13
+
+
+def _live(request: dict[str, Any]) -> LiveDiagnosis:
+    def show(diagnosis: Diagnosis) -> None:
+        details = f"\n\n{diagnosis.details()}" if request["details"] else ""
+        sys.stdout.write(f"{diagnosis}{details}\n")
+        sys.stdout.flush()
+        with suppress(OSError):
+            Path(request["folder"], str(os.getpid())).touch()
+        if request["json"]:
+            try:
+                with files.whole(Path(request["json"])) as part:
+                    part.write_text(json.dumps(diagnosis.as_json(), indent=1), encoding="utf-8")
+            except OSError as error:
+                say(f"--json: {error}")
+
+    def insist() -> None:
+        say("The script catches what ends it, and goes on: its process is ended.")
+        _end_now(0)
+
+    is_quiet = bool(rank_of_launcher())
+    return LiveDiagnosis(
+        budget_s=request["budget_s"], progress=not is_quiet, show=show, insist=insist
+    )
+
+
+def changed_files(folder: Path, since_s: float, but: Path | None = None) -> list[str]:
+    """Return files below a folder that changed, relative to it: at most ten.
+
+    Args:
+        folder: at most 50,000 entries below it are looked at.
+        since_s: by `time.time`.
+        but: a file that is left out.
+    """
+    changed, looked_at = [], 0
+    for path, folders, names in os.walk(folder):
+        folders[:] = [each for each in folders if each != "__pycache__"]
+        for name in names:
+            file = Path(path, name)
+            with suppress(OSError):
+                if file.stat().st_mtime >= since_s and not (but and but.samefile(file)):
+                    changed.append(str(file.relative_to(folder)))
+        looked_at += len(folders) + len(names)
+        if looked_at > MOST_LOOKED_AT or len(changed) >= 10:
+            break
+    return changed[:10]

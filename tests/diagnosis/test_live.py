@@ -1,0 +1,281 @@
+"""Trainings that run as they are are diagnosed: `labkit diagnose train.py`."""
+
+import json
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import BatchSampler, DataLoader, Dataset, SequentialSampler
+
+import labkit as lab
+from labkit.diagnosis.live_script import changed_files
+from labkit.diagnosis.loaders import copied, spread_over_epoch
+from tests.diagnosis.test_trainings import SCRIPT, WAITS
+from tests.processes import PATIENCE_S
+
+BUDGET = ["--budget-s", "5"]
+TRAINING = """
+import sys, time, torch
+from torch.utils.data import DataLoader, Dataset
+
+class Slow(Dataset):
+    def __len__(self):
+        return 400
+
+    def __getitem__(self, i):
+        time.sleep(0.002)
+        return torch.ones(8), i % 3
+
+model = torch.nn.Linear(8, 3)
+optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+
+def step(batch):
+    loss = torch.nn.functional.cross_entropy(model(batch[0]), batch[1])
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+
+def loader():
+    return DataLoader(Slow(), batch_size=4)
+"""
+
+
+def diagnose(*words, cwd=None):
+    words = [sys.executable, "-m", "labkit.diagnose", *map(str, words)]
+    return subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S, cwd=cwd)
+
+
+@pytest.fixture
+def script(tmp_path):
+    """Write a script that begins as `TRAINING`; return its path."""
+
+    def write(rest):
+        path = tmp_path / "train.py"
+        path.write_text(TRAINING + rest)
+        return path
+
+    return write
+
+
+# --- unchanged scripts ------------------------------------------------------------------------
+
+NAMES = [
+    "background_generator", "executor", "endless_loader", "kept_iterator", "two_loaders",
+    "in_a_thread", "accumulation", "one_ahead", "own_prefetcher", "own_optimizer", "inference",
+    "polled_queue", "slow_validation", "evaluation_between_epochs",
+]  # fmt: skip
+# Of two loaders that are drawn from in turn, one is diagnosed; the other is in the step.
+EXPECTED = WAITS | {"two_loaders": 20 / 60}
+# A thread of the training loads ahead: the loader itself takes 30 ms, the step 20.
+EXPECTED |= dict.fromkeys(("executor", "polled_queue"), 30 / 50)
+
+
+@pytest.fixture(scope="module")
+def diagnosed(tmp_path_factory):
+    """All trainings, two at a time, as they sleep most of the time: name -> JSON."""
+    folder = tmp_path_factory.mktemp("diagnosed")
+
+    def run(name):
+        path = folder / f"{name}.json"
+        done = diagnose("--json", path, *BUDGET, SCRIPT, name, cwd=folder)
+        assert done.returncode == 0, done.stderr[-2000:]
+        return json.loads(path.read_text())
+
+    with ThreadPoolExecutor(2) as pool:
+        return dict(zip(NAMES, pool.map(run, NAMES)))
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("name", NAMES)
+def test_the_share_of_waiting_is_what_was_planted(diagnosed, name):
+    found = diagnosed[name]
+    assert found["broken"] == ""
+    assert found["waiting_share"] == pytest.approx(EXPECTED[name], abs=0.12)
+
+
+LOOPS = {
+    "counts steps": """
+batches = loader()
+for _ in range(3):
+    iterator = iter(batches)
+    for _ in range(len(batches)):
+        step(next(iterator))
+    print("an epoch ended")
+""",
+    "catches everything": """
+while True:
+    try:
+        for batch in loader():
+            step(batch)
+        break
+    except BaseException:
+        pass
+print("went on")
+""",
+    "has an end of its own": """
+try:
+    for batch in loader():
+        step(batch)
+finally:
+    torch.save(model.state_dict(), "last.pt")
+""",
+}
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_training_is_ended_once_it_is_diagnosed(script, tmp_path, name):
+    done = diagnose(*BUDGET, script(LOOPS[name]), cwd=tmp_path)
+    assert "the training waits for data" in done.stdout
+    assert done.stdout.count("The step alone (cpu): ") == 1
+    assert "an epoch ended" not in done.stdout
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
+    assert ("catches what ends it" in done.stderr) == (name == "catches everything")
+    changed = "Files that changed during this run: last.pt" in done.stderr
+    assert changed == (name == "has an end of its own")
+
+
+# --- what cannot be diagnosed -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rest", "status", "words"),
+    [
+        ("print('done')", 1, "no DataLoader was iterated over in this process"),
+        ("for _, batch in zip(range(3), loader()): step(batch)", 1, "after too few steps"),
+        (
+            "for batch in loader():\n    step(batch)\n    raise KeyError('own')",
+            1,
+            "KeyError: 'own'",
+        ),
+        ("sys.exit(7)", 7, "Nothing was diagnosed"),
+    ],
+)
+def test_a_script_that_ends_first_gets_a_line_and_keeps_its_status(script, rest, status, words):
+    done = diagnose(*BUDGET, script(rest))
+    assert done.returncode == status
+    assert words in done.stderr
+    assert "labkit" not in done.stderr.partition("Traceback")[2]
+    assert done.stdout in ("", "done\n")
+
+
+@pytest.mark.parametrize(
+    ("rest", "words"),
+    [
+        ("    if n == 60: break", "the training ended before it was diagnosed"),
+        ("    if n == 60: raise KeyError('own')", "the training ended with KeyError"),
+        ("    if n == 60: next(iter(loader()))", "the training left its loop before it"),
+    ],
+)
+def test_what_was_measured_until_then_is_printed(script, rest, words):
+    loop = f"for n, batch in enumerate(loader()):\n    step(batch)\n{rest}\n"
+    done = diagnose(*BUDGET, script(loop))
+    assert f"Diagnosis stopped: {words}" in done.stdout
+    assert "loading and computing: " in done.stdout
+    assert done.returncode == 1
+    assert ("KeyError: 'own'" in done.stderr) == ("KeyError" in rest)
+
+
+# --- ranks ------------------------------------------------------------------------------------
+
+RANKS = """
+import os
+torch.distributed.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(model)
+optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+for _ in range(5):
+    for batch in loader():
+        step(batch)
+print("an epoch ended")
+"""
+TORCHRUN = ["--standalone", "--nproc-per-node", "2"]
+
+
+@pytest.mark.parametrize("how", ["inside", "outside"])
+def test_ranks_take_the_same_steps_and_the_first_one_prints(script, tmp_path, how):
+    path = script(RANKS)
+    if how == "inside":
+        done = diagnose(*BUDGET, "-m", "torch.distributed.run", *TORCHRUN, path, cwd=tmp_path)
+    else:
+        words = [*TORCHRUN, "-m", "labkit.diagnose", *BUDGET, path]
+        command = [sys.executable, "-m", "torch.distributed.run", *map(str, words)]
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=PATIENCE_S, cwd=tmp_path
+        )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.count("the training waits for data") == 1
+    assert "an epoch ended" not in done.stdout
+
+
+# --- in a program -----------------------------------------------------------------------------
+
+
+def test_a_function_that_trains_is_diagnosed_in_a_context():
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    ended = []
+
+    def train():
+        for batch in DataLoader(torch.ones(64, 3), batch_size=4):
+            model(batch).sum().backward()
+            optimizer.step()
+        ended.append(True)
+
+    with lab.diagnosing(budget_s=5, progress=False) as live:
+        for _ in range(100):
+            train()
+    assert live.diagnosis.broken == ""
+    assert "The step alone (cpu): " in str(live.diagnosis)
+    assert len(DataLoader(torch.ones(64, 3), batch_size=4)) == 16
+    train()
+    assert ended[-1] is True  # nothing is diagnosed any more
+
+
+def test_too_short_a_budget_is_refused():
+    with (
+        pytest.raises(ValueError, match="budget_s must be at least 5, got 1"),
+        lab.diagnosing(budget_s=1),
+    ):
+        pass
+
+
+# --- which batches, which files ---------------------------------------------------------------
+
+
+class Lengths(Dataset):
+    """Samples sorted by length."""
+
+    def __len__(self):
+        return 1000
+
+    def __getitem__(self, i):
+        return i
+
+
+@pytest.mark.parametrize("taken", [10, 37, 99])
+def test_batches_of_sorted_data_stand_for_the_whole_epoch(taken):
+    loader = DataLoader(Lengths(), batch_size=10)
+    with copied(loader, **spread_over_epoch(loader)) as spread:
+        batches = [batch.float().mean().item() for batch in spread]
+    assert sorted(batches) == [4.5 + 10 * n for n in range(100)]
+    assert sum(batches[:taken]) / taken == pytest.approx(499.5, rel=0.11)
+
+
+def test_shuffled_batches_stay_as_they_are():
+    assert spread_over_epoch(DataLoader(Lengths(), batch_size=10, shuffle=True)) == {}
+    own = BatchSampler(SequentialSampler(Lengths()), 10, drop_last=False)
+    assert "batch_sampler" in spread_over_epoch(DataLoader(Lengths(), batch_sampler=own))
+
+
+def test_files_that_changed_are_listed(tmp_path):
+    for name, at_s in (("old", 100), ("sub/new", 300)):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+        import os
+
+        os.utime(path, (at_s, at_s))
+    assert changed_files(tmp_path, 200) == [str(Path("sub", "new"))]
