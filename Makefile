@@ -15,7 +15,7 @@ ROOT := $(shell [ "$$(id -u)" = 0 ] && echo --allow-root)
 # pip compiles nothing here (see below), so Python has to keep what it compiles itself.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: lab jupyter test gpu wheel environments report headless clean
+.PHONY: lab jupyter test gpu notebooks wheel environments report headless clean
 
 lab: .venv/lab
 	$(BIN)/python data_scripts/make_photos.py "$(DATA)" --or-adopt
@@ -33,12 +33,16 @@ test: .venv/dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/nbstripout --verify notebooks/*.ipynb
+	$(BIN)/python -m benchmarks.notebooks --check
 	$(BIN)/pytest -n $(AT_ONCE) --dist loadscope --no-loadscope-reorder -m "not alone"
 	$(BIN)/pytest -m alone $$(grep -rl --include='*.py' mark.alone tests)
 
 gpu: .venv/dev
 	$(BIN)/python -m benchmarks.gpu
+
+# Charts and tables in the notebooks are those of the runs in results/examples.
+notebooks: .venv/dev
+	$(BIN)/python -m benchmarks.notebooks
 
 wheel: .venv/dev
 	$(BIN)/python -m benchmarks.wheel

@@ -26,7 +26,7 @@ from labkit.diagnosis.watch import watch
 from labkit.machine.clock import SystemClock
 from labkit.pipeline import Pipeline, build
 from labkit.resolve import complete_here
-from labkit.runs.process import Launcher
+from labkit.runs.launcher import Launcher
 from labkit.runs.timing import time_epoch
 from labkit.settings import Settings
 

@@ -32,7 +32,7 @@ from benchmarks import frame
 from labkit import units
 from labkit.panel import job
 from labkit.photos.make import make_photos
-from labkit.runs.process import end_ready_server
+from labkit.runs.launcher import end_ready_server
 
 BASE = {
     "device": "cpu", "step": "nothing", "preprocessor": "vectorized", "cache": "as found",

@@ -25,10 +25,11 @@ from labkit.experiments.request import Request
 from labkit.files import write_whole
 from labkit.machine import hardware, media
 from labkit.records import RunInfo
+from labkit.report import words
 from labkit.report.recipe import write as write_recipe
 from labkit.resolve import TABLES
 from labkit.runs import calibrated_device, store
-from labkit.runs.active import Progress
+from labkit.runs.active_run import Progress
 from labkit.runs.check_run import BaselineSkipped
 from labkit.settings import (
     INPUT_PX,
@@ -48,7 +49,7 @@ Options = argparse.Namespace
 
 
 def _list(options: Options) -> None:
-    newest = store.newest_runs(options.results, ledger.weigh_answer)
+    newest = store.newest_runs(options.results, ledger.rank_as_answer)
     rows = [("experiment", "quick", "newest result", "question")]
     for name in lab.CATALOG:
         experiment = lab.experiment(name)
@@ -69,24 +70,24 @@ def _list(options: Options) -> None:
     for folder in folders:
         try:
             info = store.read_info(folder)
-            said = f"{info.mode}, {info.status}"
-            said += f", from {info.shared_from}" if info.shared_from else ""
+            status = f"{info.mode}, {info.status}"
+            status += f", from {info.shared_from}" if info.shared_from else ""
         except (ValueError, OSError) as error:  # the others can still be listed
-            said = f"cannot be read: {error}"
-        print(f"  {folder.parent.name}/{folder.name}  {said}")
+            status = f"cannot be read: {error}"
+        print(f"  {folder.parent.name}/{folder.name}  {status}")
     if not folders:
         print("  none yet")
 
 
 def _result(run: store.StoredRun) -> str:
     """Return the winner of a run and its mode."""
-    summary, found = run.summary, []
+    summary, fastest = run.summary, []
     for compared in summary.comparisons:
         if compared.rows[0].normalized_time is not None:
             best = winner(compared)
             time = best and units.normalized(best.normalized_time)
-            found.append(f"{best.variant} {time}" if best else "no variant measurably faster")
-    return ", ".join([*dict.fromkeys(found), f"{summary.mode} mode"])
+            fastest.append(f"{best.variant} {time}" if best else "no variant measurably faster")
+    return ", ".join([*dict.fromkeys(fastest), f"{summary.mode} mode"])
 
 
 def _run(options: Options) -> int:
@@ -111,17 +112,35 @@ def _run(options: Options) -> int:
             print(f"{name} is left out: {error}\n", file=sys.stderr)
     if options.all:
         return _run_all(options, built)
+    how = {"blocks": options.blocks, "results": options.results}
+    if len(built) == 1:
+        (experiment,) = built.values()
+        return _show(lab.run(experiment, options.mode, **how))
     status = 0 if built else 1
     for name, experiment in built.items():
-        how = {"blocks": options.blocks, "results": options.results}
         try:
-            status = max(status, _show(lab.run(experiment, options.mode, **how)))
+            run = lab.run(experiment, options.mode, progress=_BarAlone(name, shown=True), **how)
+            run.save()
+            status = max(status, int(run.info.status != "finished"))
+            print(textwrap.fill(f"{name}: {_answer(run)}", 100, subsequent_indent="  "), flush=True)
         except (ValueError, OSError, RuntimeError) as error:
-            if len(built) == 1:
-                raise
             print(f"labkit: {name}: {error}\n", file=sys.stderr)  # the others can still be run
             status = 1
+    print("Tables with proof and charts: labkit report, or labkit table NAME")
     return status
+
+
+class _BarAlone(Progress):
+    """A bar without lines above it: a run's notes are in its table and report."""
+
+    def say(self, line: str) -> None:
+        """Show nothing."""
+
+
+def _answer(run: lab.Run) -> str:
+    """Return an experiment's question and what the run answers, without proofs."""
+    answers = words.result(run.summary) or ["no variant has a time"]
+    return f"{run.info.question} {'; '.join(answers)}"
 
 
 def _run_all(options: Options, built: Mapping[str, lab.Experiment]) -> int:
@@ -141,8 +160,8 @@ def _run_all(options: Options, built: Mapping[str, lab.Experiment]) -> int:
     waiting = sorted(built.keys() - done, key=lambda name: expected[name].total_s or math.inf)
     known_s = sum(expected[name].total_s or 0.0 for name in waiting)
     known = "about" if all(expected[name].timed for name in waiting) else "at least"
-    said = f"{units.count(len(waiting), 'experiment')}, {known} {units.whole_seconds(known_s)}"
-    print(f"{options.mode} mode: {said}; {len(done)} finished before", flush=True)
+    plan = f"{units.count(len(waiting), 'experiment')}, {known} {units.whole_seconds(known_s)}"
+    print(f"{options.mode} mode: {plan}; {len(done)} finished before", flush=True)
     status, progress = 0, _OneBar({name: expected[name].trials for name in waiting})
     for name in waiting:
         progress.enter(name)
@@ -207,7 +226,8 @@ def request(options: Options, name: str) -> Request:
         blocks=options.blocks,
         protocol=options.protocol.replace("-", " "),
         settings={key: getattr(options, key) for key in field_kinds() if hasattr(options, key)},
-        variants=tuple(options.variant),
+        variants=tuple(dict.fromkeys([*options.variant, *options.add])) if options.variant else (),
+        added=tuple(options.add),
         baseline=options.baseline,
     )
 
@@ -239,11 +259,11 @@ def _print_claims(rows: list[dict[str, Any]]) -> None:
     print(textwrap.fill(ledger.answer_in_short(rows), 100), end="\n\n")
     for row in rows:
         print(textwrap.fill(f"{row['number']:>2}  {row['claim']} {row['document']}", 100))
-        said = [f"{side['by']}: {side['says']}" for side in row["sides"]]
+        documents_say = [f"{side['by']}: {side['says']}" for side in row["sides"]]
         published = f"published: {row['published']}" if row["published"] else ""
         here = ": ".join(filter(None, ("here", row["experiment"], row["answer"])))
         reference = f"reference runs: {row['reference']}" if row["reference"] else ""
-        lines = published, *said, row["footnote"], here, row["roofline"], reference
+        lines = published, *documents_say, row["footnote"], here, row["roofline"], reference
         for line in filter(None, lines):
             print(textwrap.indent(textwrap.fill(line, 94), "      "))
 
@@ -330,8 +350,6 @@ def add_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
     as_json: dict[str, Any] = {"action": "store_true", "help": "print the rows as JSON"}
     size_gb: dict[str, Any] = {"metavar": "GB", "type": float}
 
-    add("list", _list, "list the experiments with their newest results, and the runs", results)
-
     run = add("run", _run, "run experiments and print their tables", results, _run_options())
     run.usage = "labkit run [NAME ...] [options]"
     names = "experiments of `labkit list`; unset: those of the documents"
@@ -341,6 +359,9 @@ def add_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
     which.add_argument("--all", action="store_true", help=every)
     which.add_argument("--resume", metavar="RUN", help="complete a cancelled or killed run")
     run.set_defaults(unset=vars(run.parse_args([])))
+
+    text = "list the experiments with their newest results, and the runs"
+    add("list", _list, text, results)
 
     text = "measure how fast an experiment trains with slower and faster GPUs"
     roofline = add("roofline", _roofline, text, results, _run_options())
@@ -355,7 +376,7 @@ def add_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
     claims.add_argument("numbers", nargs="*", type=int, metavar="NUMBER", help="unset: all")
     claims.add_argument("--json", **as_json)
 
-    text = "print what an SSD, packing or copying first would give for data of a size"
+    text = "estimate what an SSD, packing or a local copy would save, for data of a size"
     advise = add("advise", _advise, text, results)
     advise.add_argument("--data-gb", **size_gb, required=True, help="size of the images")
     text = "memory of the machine that trains; unset: of this one"
@@ -412,6 +433,8 @@ def _run_options() -> argparse.ArgumentParser:
     )
     text = "run this variant only; can be given several times"
     made.add_argument("--variant", action="append", default=[], metavar="LABEL", help=text)
+    text = "also run the baseline with changes, as num_workers=8,decoder=pillow; several times"
+    made.add_argument("--add", action="append", default=[], metavar="CHANGES", help=text)
     made.add_argument("--baseline", metavar="LABEL", help="reference variant (= 1.0)")
     settings = made.add_argument_group("settings, for all variants")
     for name, (kind, choices, _) in field_kinds().items():

@@ -97,12 +97,12 @@ class NcclLog:
         if not ends:
             return "No GPUDirect RDMA: no channel uses a network"
         lacking = [one for one in ends if not one.gdrdma]
-        said, is_in_part = "No GPUDirect RDMA", len(lacking) < len(ends)
+        rdma, is_in_part = "No GPUDirect RDMA", len(lacking) < len(ends)
         if is_in_part:
             # A channel has two ends, which choose for themselves.
             network, without = ({one[:4] for one in some} for some in (ends, lacking))
             count = units.count(len(network), "network channel")
-            said = f"GPUDirect RDMA on {len(network - without)} of {count}"
+            rdma = f"GPUDirect RDMA on {len(network - without)} of {count}"
         where: dict[str, dict[str, None]] = {}
         for one in lacking:
             name = f"without it {one.transport} [{one.end}]" if is_in_part else one.transport
@@ -111,7 +111,7 @@ class NcclLog:
             f"{name} {first}" + (f" and {len(others)} others" if others else "")
             for name, (first, *others) in where.items()
         ]
-        return ": ".join(filter(None, (said, "; ".join(reasons))))
+        return ": ".join(filter(None, (rdma, "; ".join(reasons))))
 
     def table(self) -> pd.DataFrame:
         """Return a row per channel and end, with the fields of `Channel` as columns."""
@@ -122,18 +122,18 @@ class NcclLog:
 
     def _rows(self) -> list[tuple[str, str, str, str]]:
         """Return the cells of a row per pair of ranks and transport, see `COLUMNS`."""
-        found: dict[tuple[str, str], list[Channel]] = {}
+        channels_by_way: dict[tuple[str, str], list[Channel]] = {}
         for one in self.channels:
             ranks = " → ".join(str(rank) for rank in (one.source, one.target) if rank is not None)
             direct = " with GPUDirect RDMA" if one.gdrdma else ""
-            found.setdefault((ranks, one.transport + direct), []).append(one)
+            channels_by_way.setdefault((ranks, one.transport + direct), []).append(one)
         return [
             (
                 *names,
                 str(len({one[:2] for one in same})),
                 ", ".join(dict.fromkeys(f"{one.end} {one.via}".strip() for one in same)),
             )
-            for names, same in found.items()
+            for names, same in channels_by_way.items()
         ]
 
     def _heading(self) -> list[str]:
@@ -192,14 +192,14 @@ def read_nccl_log(path: Path | str) -> NcclLog:
     hosts = {re.escape(first[1]) for line in lines if (first := re.search(f"({HOST}){IDS}", line))}
     begin = re.compile(f"(?=(?:{'|'.join(hosts)}){IDS})")
     records = [record for line in lines for record in begin.split(line)]
-    found = [match for record in records if (match := LINE.search(record))]
+    matches = [match for record in records if (match := LINE.search(record))]
 
     def distinct(name: str) -> dict[str, None]:
-        return dict.fromkeys(match[name] for match in found if match[name])
+        return dict.fromkeys(match[name] for match in matches if match[name])
 
     return NcclLog(
         version=" and ".join(distinct("version")),
-        channels=tuple(dict.fromkeys(_channel(match) for match in found if match["via"])),
+        channels=tuple(dict.fromkeys(_channel(match) for match in matches if match["via"])),
         nvls_channels=max(map(int, distinct("nvls")), default=0),
         disabled=tuple(distinct("disabled")),
     )

@@ -45,6 +45,7 @@ IN_THREAD = "_thread"  # ends the name of a sink whose reports a thread writes
 SLEEPING = "simulated_sleeping"  # a simulated GPU that the host waits for without using a core
 SIMULATED_GPUS = ("simulated", SLEEPING)
 # Settings whose value is a number, also written as text, or a name.
+PLACES = ("data",)  # settings that name a place on this machine
 NUMBERS_OR_NAMES: dict[str, type] = {"gpu_images_per_s": float, "cache": int}
 INPUT_PX_STEP = 32  # ResNet-18 halves the image five times
 # Of an experiment that names no others.  The documents' 512 px and batches of 32 take two cores
@@ -303,6 +304,36 @@ def with_settings(base: Settings, changes: dict[str, Any]) -> Settings:
         if name not in known:
             raise ValueError(f"setting must be one of {', '.join(known)}, got {name!r}")
     return replace(base, **changes)
+
+
+def read_changes(text: str) -> dict[str, Any]:
+    """Read what a variant of the user's own changes: "num_workers=8,decoder=pillow".
+
+    Raises:
+        ValueError: an unknown setting or value, or one that names a place on this machine, as
+            labels are shared.
+
+    Examples:
+        >>> read_changes("num_workers=8, decoder=pillow")
+        {'num_workers': 8, 'decoder': 'pillow'}
+    """
+    changes: dict[str, Any] = {}
+    for part in text.split(","):
+        name, _, word = (x.strip() for x in part.partition("="))
+        if name not in field_kinds() or name in PLACES or "/" in word or "\\" in word:
+            known = ", ".join(name for name in field_kinds() if name not in PLACES)
+            raise ValueError(
+                f"variant must be setting=value with one of {known}, got {part!r}; "
+                "several changes are separated by commas"
+            )
+        kind = field_kinds()[name][0]
+        yes_or_no: dict[str, Any] = {"yes": True, "no": False}
+        try:
+            changes[name] = yes_or_no[word] if kind is bool else kind(word)
+        except (KeyError, ValueError):
+            words = {int: "a whole number", float: "a number", bool: "yes or no"}[kind]
+            raise ValueError(f"{name} must be {words}, got {word!r}") from None
+    return changes
 
 
 def with_new_names(stored: Mapping[str, Any]) -> dict[str, Any]:

@@ -141,16 +141,16 @@ def answers(
         )
     if runs is None:
         machine_id = machine_id or hardware.provenance().machine_id
-        runs = newest_runs(results, lambda info: weigh_answer(info, machine_id)).values()
-    weighed = [(weigh_answer(run.info), run.folder.name, run) for run in runs]
-    ranked = sorted((one for one in weighed if one[0] is not None), key=lambda one: one[:2])
+        runs = newest_runs(results, lambda info: rank_as_answer(info, machine_id)).values()
+    ranked_runs = [(rank_as_answer(run.info), run.folder.name, run) for run in runs]
+    ranked = sorted((one for one in ranked_runs if one[0] is not None), key=lambda one: one[:2])
     evidence = {run.info.experiment: _Evidence(run, run.summary) for *_, run in ranked}
-    found = newest_runs(
-        REFERENCE, lambda info: info.created_utc if weigh_answer(info) == JUDGED else None
+    published_runs = newest_runs(
+        REFERENCE, lambda info: info.created_utc if rank_as_answer(info) == JUDGED else None
     )
     references = {
         name: _Evidence(run, run.summary)
-        for name, run in found.items()
+        for name, run in published_runs.items()
         if name not in evidence or evidence[name].run.info != run.info
     }
     return [
@@ -160,7 +160,7 @@ def answers(
     ]
 
 
-def weigh_answer(info: RunInfo, machine_id: str | None = None) -> int | None:
+def rank_as_answer(info: RunInfo, machine_id: str | None = None) -> int | None:
     """Rank a run as an answer: finished, and best with verdicts.
 
     Args:
@@ -185,9 +185,9 @@ def _reference(claim: Claim, evidence: Mapping[str, _Evidence]) -> dict[str, str
     judged = [one for c in known for one in _judge(claim, c, evidence[c.experiment])]
     provenances = [evidence[c.experiment].run.info.provenance for c in known]
     machines = dict.fromkeys(map(hardware.describe, provenances))
-    said = f"{_join(claim, judged)}; on {' and '.join(machines)}"
+    answer = f"{_join(claim, judged)}; on {' and '.join(machines)}"
     return {
-        "reference": said,
+        "reference": answer,
         "reference_group": _group(judged),
         "reference_simulated": _simulated(known, evidence),
     }
@@ -212,7 +212,7 @@ class _Evidence:
     @cached_property
     def compared(self) -> dict[tuple[str, str], Comparison]:
         """(variant, against) -> comparison; against the baseline as the run itself has it."""
-        found = {
+        against_baseline = {
             (name, ""): row.compared
             for name, row in self.rows.items()
             if row.normalized_time is not None and not row.is_baseline
@@ -227,7 +227,7 @@ class _Evidence:
         ]
         measured = self.summary.compare(wanted)
         names = {row.variant: name for name, row in self.rows.items()}
-        return found | {(names[a], names[b]): each for (a, b), each in measured.items()}
+        return against_baseline | {(names[a], names[b]): each for (a, b), each in measured.items()}
 
 
 def _answer(claim: Claim, evidence: Mapping[str, _Evidence]) -> dict[str, Any]:
@@ -253,22 +253,22 @@ def _answer(claim: Claim, evidence: Mapping[str, _Evidence]) -> dict[str, Any]:
 
 def _group(judged: Sequence[Mapping[str, Any]]) -> str:
     """Return what the contrasts of a claim come to; what was decided comes first."""
-    found = {one["group"] for one in judged} or {NOT_TESTABLE}
-    if found & {*SUPPORTED} and found & {*DENIED}:
+    groups = {one["group"] for one in judged} or {NOT_TESTABLE}
+    if groups & {*SUPPORTED} and groups & {*DENIED}:
         return IN_PART
-    return next(group for group in GROUPS if group in found)
+    return next(group for group in GROUPS if group in groups)
 
 
 def _simulated(contrasts: Iterable[Contrast], evidence: Mapping[str, _Evidence]) -> str:
     """Return what was simulated in the rows that answer a claim; "" for nothing."""
     rows = []
     for one in contrasts:
-        found = evidence.get(one.experiment)
-        if found is not None and found.summary.has_groups:
-            rows += [row for row in found.rows.values() if row.name == one.variant]
-        elif found is not None and found.rows:
-            names = {one.against or next(iter(found.rows)), one.variant} - {""}
-            rows += [found.rows[name] for name in names if names <= found.rows.keys()]
+        measured = evidence.get(one.experiment)
+        if measured is not None and measured.summary.has_groups:
+            rows += [row for row in measured.rows.values() if row.name == one.variant]
+        elif measured is not None and measured.rows:
+            names = {one.against or next(iter(measured.rows)), one.variant} - {""}
+            rows += [measured.rows[name] for name in names if names <= measured.rows.keys()]
     return simulated(rows)
 
 
@@ -288,21 +288,21 @@ def answer_in_short(rows: Sequence[Mapping[str, Any]]) -> str:
         (count[NOT_RUN], NOT_RUN),
         (count[NOT_TESTABLE], "not testable here"),
     ]
-    said = f"Of {units.count(len(rows), 'claim')} of the documents: "
-    said += ", ".join(f"{number} {what}" for number, what in parts if number)
+    counted = f"Of {units.count(len(rows), 'claim')} of the documents: "
+    counted += ", ".join(f"{number} {what}" for number, what in parts if number)
     if on_simulated := sum(bool(row["simulated"]) for row in rows):
-        said += f"; {on_simulated} of them on simulated devices"
-    return f"{said}."
+        counted += f"; {on_simulated} of them on simulated devices"
+    return f"{counted}."
 
 
 def _roofline(contrast: Contrast, evidence: Mapping[str, _Evidence]) -> str:
     """Return what a published time takes, if a roofline measured its loader; else ''."""
     name = f"{contrast.experiment}{SUFFIX}"
-    found = evidence.get(name) or evidence.get(f"{name}_cold")
-    if found is None or not isinstance(contrast.expected, float):
+    evidence_of_run = evidence.get(name) or evidence.get(f"{name}_cold")
+    if evidence_of_run is None or not isinstance(contrast.expected, float):
         return ""
     # A roofline of another baseline has no published times.
-    return published_takes(found.run.summary).get(contrast.variant, "")
+    return published_takes(evidence_of_run.run.summary).get(contrast.variant, "")
 
 
 def _join(claim: Claim, judged: Sequence[Mapping[str, Any]]) -> str:
@@ -332,15 +332,17 @@ def _holds(judged: Sequence[Mapping[str, Any]]) -> str:
 
     Nothing where no speed is judged.
     """
-    found: dict[float, set[str]] = {}
+    groups_at: dict[float, set[str]] = {}
     for one in judged:
         if one["x"] is not None and one["group"] not in (*UNCLEAR, NOT_RUN, NOT_TESTABLE, MEASURED):
-            found.setdefault(one["x"], set()).add(one["group"])
-    if not found:
+            groups_at.setdefault(one["x"], set()).add(one["group"])
+    if not groups_at:
         return ""
-    held = [f"{x:g}" for x, groups in sorted(found.items()) if groups <= {*SUPPORTED}]
-    every = ", ".join(f"{x:g}" for x in sorted(found))
-    return f"holds at x = {' and '.join(held)} of {every}; " if held else f"at no x of {every}; "
+    holding = [f"{x:g}" for x, groups in sorted(groups_at.items()) if groups <= {*SUPPORTED}]
+    every = ", ".join(f"{x:g}" for x in sorted(groups_at))
+    return (
+        f"holds at x = {' and '.join(holding)} of {every}; " if holding else f"at no x of {every}; "
+    )
 
 
 def _at(one: Mapping[str, Any]) -> str:
@@ -357,7 +359,7 @@ def _judge(claim: Claim, contrast: Contrast, evidence: _Evidence | None) -> list
 
 def _judge_one(claim: Claim, contrast: Contrast, evidence: _Evidence | None) -> dict[str, Any]:
     against = f" ÷ {contrast.against}" if contrast.against else ""
-    found = {
+    result = {
         "experiment": contrast.experiment, "compared": contrast.variant + against,
         "x": None, "ratio": None, "low": None, "high": None, "verdict": "",
     }  # fmt: skip
@@ -376,8 +378,8 @@ def _judge_one(claim: Claim, contrast: Contrast, evidence: _Evidence | None) -> 
         answer = _not_run("no block has both")
     else:
         answer = _say_ratio(claim, contrast, evidence, compared)
-        found |= {name: getattr(compared, name) for name in ("ratio", "low", "high", "verdict")}
-    return found | {"group": answer.group, "answer": answer.text}
+        result |= {name: getattr(compared, name) for name in ("ratio", "low", "high", "verdict")}
+    return result | {"group": answer.group, "answer": answer.text}
 
 
 def _not_testable(claim: Claim) -> str:
@@ -401,8 +403,10 @@ def _why_missing(contrast: Contrast, evidence: _Evidence) -> Answer | None:
             if row.status == "missing":
                 return Answer(NOT_RUN, f"{whose}not run: {readable_reason(row.reason)}")
             failed = "failed: " if row.status == "failed" else ""
-            said = f"{whose}not testable here: {failed}{readable_reason(row.reason) or row.status}"
-            return Answer(NOT_TESTABLE, said)
+            no_such_arm = (
+                f"{whose}not testable here: {failed}{readable_reason(row.reason) or row.status}"
+            )
+            return Answer(NOT_TESTABLE, no_such_arm)
     return None
 
 
@@ -429,8 +433,8 @@ def _say_ratio(
         for one in ([expected] if isinstance(expected, str) else expected)
     ]
     if isinstance(expected, str) and expected:
-        said = f"{verdict}, " if words[0] != INCONCLUSIVE else ""
-        return _say(f"{said}{figures}", rows, words[0])
+        beginning = f"{verdict}, " if words[0] != INCONCLUSIVE else ""
+        return _say(f"{beginning}{figures}", rows, words[0])
     group = INCONCLUSIVE if verdict == INCONCLUSIVE else MEASURED
     right = [side["by"] for side, word in zip(claim.sides, words) if word == CONFIRMED]
     if right:
@@ -448,7 +452,7 @@ def _say_ratio(
 def _say(
     figures: str, rows: Sequence[Row], word: str = "", group: str = MEASURED, *, unjudged: str = ""
 ) -> Answer:
-    """Write an answer: the word if there is one, what stood in, the figures.
+    """Write an answer: the word if there is one, what was simulated, the figures.
 
     Args:
         figures: what was measured.
@@ -488,16 +492,18 @@ def _why_unjudged(info: RunInfo, blocks: int) -> str:
 
 
 def _conditions(rows: Sequence[Row]) -> str:
-    """Name stand-ins and what else differs from the document's experiment, in brackets."""
-    said = [f"{name}, {speed}".rstrip(", ") for name, speed in simulated_hardware(rows).items()]
+    """Name simulated hardware and what else differs from the document's experiment, in brackets."""
+    conditions = [
+        f"{name}, {speed}".rstrip(", ") for name, speed in simulated_hardware(rows).items()
+    ]
     if x := beside_the_loader(rows[:1]):
         devices = [str(hardware) for hardware in rows[0].hardware if hardware.kind == "device"]
-        said += [*([] if said else devices), x]
+        conditions += [*([] if conditions else devices), x]
     if any(hardware.how == "unconfirmed" for row in rows for hardware in row.hardware):
-        said.append("unconfirmed storage")
+        conditions.append("unconfirmed storage")
     if "warm" in rows[0].cache.split(" / "):
-        said.append("warm cache")
-    return f" ({', '.join(said)})" if said else ""
+        conditions.append("warm cache")
+    return f" ({', '.join(conditions)})" if conditions else ""
 
 
 # --- answers that are no normalized time ----------------------------------------------------
@@ -536,15 +542,15 @@ def gpu_util(contrast: Contrast, evidence: _Evidence) -> Answer:
         shares = [f"{units.percent(row.gpu_util)} {row.variant}" for row in rows]
         word = CONFIRMED if utils[0] < utils[1] - MIN_GPU_UTIL_DIFFERENCE else REFUTED
         return _say_finding(evidence, f"GPU-util {', '.join(shares)}", rows, word)
-    said = "not testable here: GPU-util is NVML's, of an NVIDIA GPU"
+    why = "not testable here: GPU-util is NVML's, of an NVIDIA GPU"
     busy = [
         f"{units.percent(row.simulated_busy_share)} {row.variant}"
         for row in rows
         if row.simulated_busy_share is not None
     ]
     if busy:
-        said += f"; the device computed for {', '.join(busy)} of the time"
-    return Answer(NOT_TESTABLE, f"{said}{_conditions(rows)}")
+        why += f"; the device computed for {', '.join(busy)} of the time"
+    return Answer(NOT_TESTABLE, f"{why}{_conditions(rows)}")
 
 
 def cheapest_workers(contrast: Contrast, evidence: _Evidence) -> Answer:
@@ -567,8 +573,8 @@ def cheapest_workers(contrast: Contrast, evidence: _Evidence) -> Answer:
     curve = "; ".join(
         f"{n}: {units.seconds(waits_s[n])}, {counts[n].cpu_percent:.0f} %" for n in sorted(counts)
     )
-    said = f"by this rule {units.count(taken, 'worker')}; workers, waiting, CPU: {curve}"
-    return _say(said, tuple(counts.values()))
+    sentence = f"by this rule {units.count(taken, 'worker')}; workers, waiting, CPU: {curve}"
+    return _say(sentence, tuple(counts.values()))
 
 
 def most_groups(contrast: Contrast, evidence: _Evidence) -> Answer:

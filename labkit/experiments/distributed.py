@@ -1,4 +1,4 @@
-"""More GPUs, one loader?  See notebook 13_distributed."""
+"""More GPUs, one loader?  See notebook 10_distributed."""
 
 from __future__ import annotations
 

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 from labkit.contracts import Skip
 from labkit.machine import gpu
 from labkit.resolve import complete_here
-from labkit.runs.active import single_run_lock
+from labkit.runs.active_run import single_run_lock
 from labkit.runs.experiment import Experiment
 from labkit.runs.largest_batch import BATCH_SIZE_MULTIPLE, PeakBytes
-from labkit.runs.process import Launcher
+from labkit.runs.launcher import Launcher
 from labkit.settings import Settings
 
 if TYPE_CHECKING:

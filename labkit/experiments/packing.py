@@ -1,4 +1,4 @@
-"""One packed file, or many small ones?  See notebook 10_packing.
+"""One packed file, or many small ones?  See notebook 07_packing.
 
 The documents name these remedies without a figure, so nothing is published here.
 """

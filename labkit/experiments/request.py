@@ -15,9 +15,10 @@ from labkit import units
 from labkit.experiments import catalog
 from labkit.experiments.device_speeds import at_operating_points, over_device_speeds
 from labkit.machine import gpu
-from labkit.records import RunInfo
-from labkit.runs.experiment import Experiment
-from labkit.settings import CORRECTED, MODES, pick, with_new_names, with_settings
+from labkit.records import EPOCHS, RunInfo
+from labkit.resolve import TABLES
+from labkit.runs.experiment import Experiment, Variant
+from labkit.settings import CORRECTED, MODES, pick, read_changes, with_new_names, with_settings
 
 # Labels of variants, in runs of earlier versions.
 RENAMED = {
@@ -40,6 +41,8 @@ class Request:
     """Settings for all variants."""
     variants: tuple[str, ...] = ()
     """Labels of the variants to run; empty: all."""
+    added: tuple[str, ...] = ()
+    """Variants of the user's own, by what they change of the baseline: "num_workers=8"."""
     baseline: str | None = None
     """Label of the baseline; unset: the experiment's."""
     roofline: bool = False
@@ -66,11 +69,14 @@ class Request:
         for name in settings:
             if not name.isidentifier():  # `python_code` writes it as it stands
                 raise ValueError(f"settings must be named as in `Settings`, got {name!r:.80}")
-        return cls(**{"experiment": None, **given, "settings": settings, "variants": variants})
+        added = tuple(given.pop("added", ()))
+        changed = {"settings": settings, "variants": variants, "added": added}
+        return cls(**{"experiment": None, **given, **changed})
 
     def to_dict(self) -> dict[str, Any]:
         """Return what a run holds as its `request`; an own experiment is left out."""
-        stored = {**vars(self), "settings": dict(self.settings), "variants": list(self.variants)}
+        lists = {"variants": list(self.variants), "added": list(self.added)}
+        stored = {**vars(self), "settings": dict(self.settings), **lists}
         if not isinstance(self.experiment, str):
             del stored["experiment"]
         return stored
@@ -85,9 +91,11 @@ class Request:
         if self.roofline:  # it chooses among the cache states of an experiment that compares them
             settings.pop("cache", None)
         if isinstance(self.experiment, str):
-            return catalog.build(self.experiment, self.protocol, settings)
-        own: Any = self.experiment
-        return own.change(lambda chosen: with_settings(chosen, settings))
+            whole = catalog.build(self.experiment, self.protocol, settings)
+        else:
+            own: Any = self.experiment
+            whole = own.change(lambda chosen: with_settings(chosen, settings))
+        return _with_own(whole, self.added)
 
     def build(self) -> Experiment:
         """Return the experiment that is to be run.
@@ -144,6 +152,7 @@ class Request:
             ("blocks", self.blocks),
             ("protocol", None if is_corrected else self.protocol.replace(" ", "-")),
             *(("variant", label) for label in self.variants),
+            *(("add", changes) for changes in self.added),
             ("baseline", self.baseline),
             *self.settings.items(),
             ("results", results),
@@ -175,7 +184,12 @@ class Request:
             given = _arguments(settings)
             changed = f", with {given} for all variants" if given else ""
             lines = [f"# experiment: as defined in the notebook{changed}"]
-        if kept := _arguments({"variants": self.variants or None, "baseline": self.baseline}):
+        chosen_variants = {
+            "variants": self.variants or None,
+            "baseline": self.baseline,
+            "add": self.added or None,
+        }
+        if kept := _arguments(chosen_variants):
             lines.append(f"experiment = lab.choose(experiment, {kept})")
         given = _arguments({"blocks": self.blocks, "results": results, **chosen}, self.mode)
         lines.append(f"run = lab.{'roofline' if self.roofline else 'run'}(experiment, {given})")
@@ -203,17 +217,22 @@ def experiment(name: str, *, protocol: str = CORRECTED, **settings: object) -> E
 
 
 def choose(
-    experiment: Experiment, variants: Iterable[str] = (), baseline: str | None = None
+    experiment: Experiment,
+    variants: Iterable[str] = (),
+    baseline: str | None = None,
+    add: Iterable[str] = (),
 ) -> Experiment:
-    """Leave variants out of an experiment, or compare them with another one.
+    """Leave variants out of an experiment, add some, or compare them with another one.
 
     Args:
         experiment: what to choose from.
         variants: labels that stay; none: all.
         baseline: what the others are divided by; unset: the experiment's own.
+        add: variants of one's own, as what they change of the baseline: "num_workers=8", or
+            "num_workers=8,decoder=pillow".
 
     Returns:
-        The smaller experiment, without the document's figures if it has another baseline.
+        The changed experiment, without the document's figures if it has another baseline.
 
     Raises:
         ValueError: an unknown label, or a baseline that is left out.
@@ -223,13 +242,42 @@ def choose(
         >>> two = lab.choose(whole, ["original", "vectorized"], baseline="vectorized")
         >>> list(two.variants), two.baseline
         (['original', 'vectorized'], 'vectorized')
+        >>> list(lab.choose(whole, ["original"], add=["num_workers=4"]).variants)
+        ['original', 'num_workers=4']
     """
     asked = Request.of(experiment)
+    variants, added = tuple(variants), (*asked.added, *add)
     chosen: dict[str, Any] = {
-        "variants": tuple(variants) or asked.variants,
+        "variants": tuple(dict.fromkeys([*variants, *added])) if variants else asked.variants,
         "baseline": baseline or asked.baseline,
+        "added": added,
     }
     return replace(asked, mode="full", **chosen).build()  # those of full mode can be chosen, too
+
+
+def _with_own(experiment: Experiment, added: Iterable[str]) -> Experiment:
+    """Return an experiment with variants of the user's own, each the baseline but for changes."""
+    added = dict.fromkeys(added)
+    if added and (experiment.has_groups or experiment.kind != EPOCHS):
+        raise ValueError(
+            f"add must be left out of {experiment.name}, whose variants are compared in groups"
+        )
+    base = experiment.variants[experiment.baseline].settings
+    for text in added:
+        for name, value in read_changes(text).items():
+            if name in TABLES and name != "storage":  # which may be a medium of labkit.toml
+                pick(dict(TABLES[name]), value, name)
+    own = {text: Variant(settings=with_settings(base, read_changes(text))) for text in added}
+    known = {
+        variant.settings: label for label, variant in experiment.measured(in_full=False).items()
+    }
+    for text, variant in own.items():
+        if variant.settings in known:
+            raise ValueError(
+                f"variant must differ from all others, got {text!r}, which is "
+                f"{known[variant.settings]!r}"
+            )
+    return replace(experiment, variants={**experiment.variants, **own}) if own else experiment
 
 
 def _trains_on_calibrated(experiment: Experiment) -> bool:

@@ -1,4 +1,4 @@
-"""A slower or a faster GPU?  See notebook 14_roofline.
+"""A slower or a faster GPU?  See notebook 11_roofline.
 
 `device_speeds` makes a roofline of this experiment, and of every other one.
 """

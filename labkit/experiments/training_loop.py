@@ -1,4 +1,4 @@
-"""Checkpoints, logs, metrics: what the loop does beside loading.  See notebook 12_training_loop.
+"""Checkpoints, logs, metrics: what the loop does beside loading.  See notebook 09_training_loop.
 
 Most of these experiments keep one batch in memory, so that the loop alone makes an epoch longer
 than the baseline's.  Printing a loss writes a line and waits for the device; variants without the

@@ -23,7 +23,7 @@ from labkit.analysis.thresholds import DELTA
 from labkit.contracts import Cancelled
 from labkit.machine import hardware
 from labkit.resolve import complete_here
-from labkit.runs.active import Progress
+from labkit.runs.active_run import Progress
 from labkit.runs.calibrated_device import device_of, is_calibrated
 from labkit.runs.experiment import Experiment
 from labkit.runs.runner import run

@@ -1,4 +1,4 @@
-"""Workers, batches, loaders?  See notebook 11_workers_and_batches.
+"""Workers, batches, loaders?  See notebook 08_workers_and_batches.
 
 All variants work on the same images, so batch sizes can be compared only where an epoch is a whole
 number of each.

@@ -19,7 +19,6 @@ from labkit.machine.usage import own_cpu_s
 
 # CPU times in which no program of this machine ran; guest time is part of user and nice time.
 NOT_BUSY = ("idle", "iowait", "steal")
-GUEST = ("guest", "guest_nice")
 
 
 def disturbance() -> dict[str, float | None]:
@@ -27,7 +26,7 @@ def disturbance() -> dict[str, float | None]:
     import psutil
 
     times = psutil.cpu_times()._asdict()
-    cpu_s = sum(times.values()) - sum(times.get(name, 0.0) for name in GUEST)
+    cpu_s = sum(times.values()) - sum(times.get(name, 0.0) for name in ("guest", "guest_nice"))
     pages = procfs.counters("/proc/vmstat")
     return {
         "clock_s": time.monotonic(),

@@ -44,7 +44,6 @@ CLAIMS = {"hdd": True, "ssd": False, "nvme": False}
 # A 7200 rpm disk does about 81 random reads/s (EVIDENCE 2), some three times that with the
 # head moving little inside one folder; the slowest SATA SSD does thousands.
 HARD_DISK_MAX_READS_PER_S = 250.0
-PROBE_FILES = 200
 PROBE_MIN_FILES = 20  # fewer say nothing: 20 reads of a hard disk take 0.25 s
 # Smaller files may lie inside their inode; in bigger ones the transfer counts, not the seek.
 PROBE_BYTES = range(4096, (1 << 20) + 1)
@@ -231,7 +230,7 @@ def probe_random_reads(directory: str | Path, seconds: float = 1.0) -> float:
     files = list(islice(_files(directory), PROBE_LISTED))
     random.shuffle(files)  # differently each time: a disk has a cache of its own
     suitable = (path for path in files[:PROBE_LOOKED_AT] if _is_fit_for_probing(path))
-    chosen = list(islice(suitable, PROBE_FILES))
+    chosen = list(islice(suitable, 200))
     if len(chosen) < PROBE_MIN_FILES:
         raise Skip(
             f"a probe needs at least {PROBE_MIN_FILES} files of 4 KiB to 1 MiB, got {len(chosen)}"

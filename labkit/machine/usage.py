@@ -173,13 +173,13 @@ def cores_s() -> dict[int, tuple[float, float]]:
 
     times = psutil.cpu_times(percpu=True)
     mine = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(len(times))
-    found = {}
+    busy_and_all_s = {}
     for number, core in enumerate(times):
         if number in mine:
             # User time includes guest time, and a core that waits for a disk is idle.
             all_s = sum(core) - getattr(core, "guest", 0) - getattr(core, "guest_nice", 0)
-            found[number] = all_s - core.idle - getattr(core, "iowait", 0), all_s
-    return found
+            busy_and_all_s[number] = all_s - core.idle - getattr(core, "iowait", 0), all_s
+    return busy_and_all_s
 
 
 def lowest_first() -> list:

@@ -1,8 +1,9 @@
-"""The form of a panel: a control for every setting that all variants of an experiment share.
+"""The form of a panel: a control for every setting that all variants share, and the variants.
 
     Request ──▶ Form ── request() ──▶ Request
 
-A control that is left alone shows "auto", and its help says what a run would use.
+A control that is left alone shows "auto", and its help says what a run would use.  Variants are
+ticked; one of the user's own is another one with one setting changed.
 """
 
 from __future__ import annotations
@@ -17,11 +18,20 @@ from labkit.analysis.summary import in_common
 from labkit.experiments.device_speeds import has_roofline
 from labkit.experiments.request import Request
 from labkit.machine import media
-from labkit.records import effective_settings
+from labkit.records import EPOCHS, effective_settings
 from labkit.resolve import TABLES, complete_here
 from labkit.runs.experiment import Experiment
 from labkit.runs.schedule import default_blocks
-from labkit.settings import MODES, NUMBERS_OR_NAMES, Settings, field_kinds, help_texts
+from labkit.settings import (
+    MODES,
+    NUMBERS_OR_NAMES,
+    PLACES,
+    Settings,
+    field_kinds,
+    help_texts,
+    read_changes,
+    with_settings,
+)
 
 if TYPE_CHECKING:
     from ipywidgets import Widget
@@ -71,8 +81,12 @@ class Form:
         }
         self._controls |= {name: _control(name, start) for name in _shared(self._whole)}
         self._help = {name: widgets.HTML() for name in self._controls}
-        box = {"indent": False, "layout": {"width": "auto"}}
-        self._variants = {one: widgets.Checkbox(description=one, **box) for one in measured}
+        self._added = list(start.added)
+        self._changed: Callable[[object], None] = lambda _: None
+        self._variants = {label: _tick(label) for label in self._whole.variants}
+        self._ticks = row([]).add_class("labkit-variants")
+        self._add = _Add(self._whole)
+        self._add.button.on_click(self._on_add)
         self.box = self._layout()
         self.reset()
 
@@ -94,12 +108,14 @@ class Form:
             self._start,
             settings=hidden | {name: value for name, value in given.items() if value is not None},
             variants=() if len(kept) == len(labels) else kept,
+            added=tuple(self._added),
             **asked,
         )
 
     def reset(self) -> None:
         """Show what was there at first."""
         start = self._start
+        self._set_added(start.added)
         for name, control in self._controls.items():
             value = getattr(start, name) if name in ASKED else start.settings.get(name)
             value = AUTO if value is None else value
@@ -122,18 +138,51 @@ class Form:
         request = self.request()
         whole = request.whole()
         blocks = default_blocks(MODES[request.mode], whole.kind)
-        found = {**vars(complete_here(Settings(**_shared(whole)))), "blocks": blocks}
-        found["baseline"] = whole.baseline
+        resolved = {**vars(complete_here(Settings(**_shared(whole)))), "blocks": blocks}
+        resolved["baseline"] = whole.baseline
         for name, control in self._controls.items():
-            is_auto = _value(control) is None and found[name] is not None
-            auto = f"{AUTO}: {units.text_of(found[name])}" if is_auto else ""
+            is_auto = _value(control) is None and resolved[name] is not None
+            auto = f"{AUTO}: {units.text_of(resolved[name])}" if is_auto else ""
             self._help[name].value = help_line((ASKED | help_texts())[name], auto)
         return request
 
     def observe(self, handler: Callable[[object], None]) -> None:
         """Have a function called after every change."""
+        self._changed = handler
         for control in self._all():
             control.observe(handler, "value")
+
+    def _on_add(self, button: object) -> None:
+        self._add.is_pressed = True
+        self._changed(button)
+
+    def add(self) -> None:
+        """Add the variant that is described below the others, where that was asked for.
+
+        Raises:
+            ValueError: there is no such setting or value, or the variant is there already.
+        """
+        if self._add.is_pressed:
+            self._add.is_pressed = False
+            self._set_added([*self._added, self._add.take(self._whole)])
+            self._add.value.value = ""
+
+    def _set_added(self, added: Iterable[str]) -> None:
+        """Show these variants of the user's own beside the experiment's."""
+        added = list(added)
+        self._whole = replace(self._start, added=tuple(added)).whole()
+        self._added = added
+        for label in self._whole.variants:
+            if label not in self._variants:
+                tick = self._variants[label] = _tick(label)
+                tick.observe(self._changed, "value")
+        self._variants = {label: self._variants[label] for label in self._whole.variants}
+        self._ticks.children = [*self._variants.values(), self._fold]
+        self._add.offer(self._whole)
+        baseline = self._controls["baseline"]
+        chosen = baseline.value
+        baseline.options = [AUTO, *self._whole.variants]
+        baseline.value = chosen if chosen in baseline.options else AUTO
 
     def disable(self, *, is_disabled: bool) -> None:
         """Let nothing be changed while a run is in progress, or let it again."""
@@ -152,8 +201,11 @@ class Form:
         fold = widgets.ToggleButton(description="More settings", tooltip="Show all other settings")
         _display(hidden, is_shown=False)
         fold.observe(lambda change: _display(hidden, is_shown=change["new"]), "value")
-        variants = row([*self._variants.values(), fold]).add_class("labkit-variants")
-        return widgets.VBox([first, variants, hidden])
+        self._fold = fold
+        self._ticks.children = [*self._variants.values(), fold]
+        can_add = not self._whole.has_groups and self._whole.kind == EPOCHS
+        _display(self._add.box, is_shown=can_add)
+        return widgets.VBox([first, self._ticks, self._add.box, hidden])
 
     def _labels(self) -> list[str]:
         """List the variants that the chosen mode measures."""
@@ -161,13 +213,78 @@ class Form:
         return list(self._whole.measured(in_full=is_judged))
 
     def _all(self) -> list[Widget]:
-        return [*self._controls.values(), *self._variants.values()]
+        return [*self._controls.values(), *self._variants.values(), self._add.button]
+
+
+class _Add:
+    """A line that describes a variant of the user's own: one of the others, but for a setting.
+
+    Args:
+        whole: the experiment.
+    """
+
+    def __init__(self, whole: Experiment) -> None:
+        import ipywidgets as widgets
+
+        used = effective_settings(whole.kind)
+        names = [name for name in field_kinds() if name in used and name not in PLACES]
+        varied = [name for name in names if name not in _shared(whole)]
+        narrow: dict[str, Any] = {"layout": {"width": "auto"}}
+        self.is_pressed = False
+        self.like = widgets.Dropdown(**narrow)
+        self.setting = widgets.Dropdown(
+            options=[*varied, *(name for name in names if name not in varied)], **narrow
+        )
+        self.value = widgets.Combobox(placeholder="value", layout={"width": "130px"})
+        self.button = widgets.Button(
+            description="Add variant", tooltip="Measure this variant, too", **narrow
+        )
+        self.setting.observe(lambda _: self._list_values(), "value")
+        self._list_values()
+        words = [widgets.Label(text) for text in ("like", "but with", "=")]
+        shown = [words[0], self.like, words[1], self.setting, words[2], self.value, self.button]
+        self.box = row(shown).add_class("labkit-add")
+
+    def offer(self, whole: Experiment) -> None:
+        """List the variants that the next one can be like."""
+        chosen = self.like.value
+        self.like.options = list(whole.variants)
+        self.like.value = chosen if chosen in self.like.options else whole.baseline
+
+    def take(self, whole: Experiment) -> str:
+        """Return what the variant changes of the baseline.
+
+        Raises:
+            ValueError: there is no such value, or such a variant is there already.
+        """
+        word = self.value.value.strip()
+        base = whole.settings[whole.baseline]
+        text = f"{self.setting.value}={word}"
+        wanted = with_settings(whole.settings[self.like.value], read_changes(text))
+        if wanted in whole.settings.values():
+            raise ValueError(f"variant must differ from all others, got {text}")
+        changes = {
+            name: value for name, value in vars(wanted).items() if value != getattr(base, name)
+        }
+        return ",".join(f"{name}={units.text_of(value)}" for name, value in changes.items())
+
+    def _list_values(self) -> None:
+        name = self.setting.value
+        kind, choices, _ = field_kinds()[name]
+        words = ("yes", "no") if kind is bool else choices or tuple(TABLES.get(name, ()))
+        self.value.options, self.value.value = words, ""
+
+
+def _tick(label: str) -> Widget:
+    import ipywidgets as widgets
+
+    return widgets.Checkbox(value=True, description=label, indent=False, layout={"width": "auto"})
 
 
 def help_line(text: str, auto: str = "") -> str:
     """Show one line of help, after what "auto" means; in full where the mouse points at it."""
-    said = " · ".join(filter(None, (auto, text)))
-    return f'<div class="labkit-help" title="{escape(text)}">{escape(said)}</div>'
+    shown = " · ".join(filter(None, (auto, text)))
+    return f'<div class="labkit-help" title="{escape(text)}">{escape(shown)}</div>'
 
 
 def row(children: Iterable[Widget]) -> Widget:
@@ -188,24 +305,24 @@ def _control(name: str, start: Request) -> Widget:
     import ipywidgets as widgets
 
     kind, choices, _ = field_kinds()[name]
-    said = {"description": name, "tooltip": help_texts()[name]}
+    texts = {"description": name, "tooltip": help_texts()[name]}
     if kind is bool:
-        return widgets.Dropdown(options=[(AUTO, AUTO), ("yes", True), ("no", False)], **said)
+        return widgets.Dropdown(options=[(AUTO, AUTO), ("yes", True), ("no", False)], **texts)
     if name == "storage" or name in NUMBERS_OR_NAMES:  # a folder's path, or a number
         folders = media.media() if name == "storage" else ()
         names = choices or TABLES[name]
-        return widgets.Combobox(options=[AUTO, *names, *folders], **said)
+        return widgets.Combobox(options=[AUTO, *names, *folders], **texts)
     if choices := choices or tuple(TABLES.get(name, ())):
         given = start.settings.get(name)
         others = [] if given in (*choices, None) else [given]  # the run says that it is unknown
-        return widgets.Dropdown(options=[AUTO, *choices, *others], **said)
-    return _text(**said)
+        return widgets.Dropdown(options=[AUTO, *choices, *others], **texts)
+    return _text(**texts)
 
 
-def _text(**said: str) -> Widget:
+def _text(**texts: str) -> Widget:
     import ipywidgets as widgets
 
-    return widgets.Text(continuous_update=False, **said)
+    return widgets.Text(continuous_update=False, **texts)
 
 
 def _value(control: Widget) -> object:

@@ -42,7 +42,7 @@ class Job:
     ) -> None:
         self.name = name
         self.folder: Path | None = None
-        self.said: list[str] = []
+        self.messages: list[str] = []
         self.error: Exception | None = None
         self._run, self._now = run, now
         self._outcome = ""
@@ -75,7 +75,7 @@ class Job:
     def progress(self) -> str:
         """Return how far it is, in one line: the trial, its rate, the time that is left."""
         if not self._total:
-            return (self.said or ["starting"])[-1] if self.is_in_progress else ""
+            return (self.messages or ["starting"])[-1] if self.is_in_progress else ""
         number = min(self._done + self.is_in_progress, self._total)
         parts = [f"trial {number} of {self._total}"]
         if self.is_in_progress:
@@ -98,7 +98,7 @@ class Job:
 
     def say(self, line: str) -> None:
         """Keep a message."""
-        self.said.append(line)
+        self.messages.append(line)
         self._tell(has_new_rows=False)
 
     def start(self, *, total: int, done: int) -> None:
@@ -148,7 +148,7 @@ class Job:
             try:
                 watcher(self, has_new_rows)
             except Exception as error:  # a run goes on although it cannot be drawn
-                self.said.append(f"{type(error).__name__} while the run was shown: {error}")
+                self.messages.append(f"{type(error).__name__} while the run was shown: {error}")
 
     def _time_left(self) -> str:
         done = self._done - self._first

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import functools
 import mimetypes
 import threading
 import traceback
@@ -119,8 +120,8 @@ def panel(
         **settings: settings for all variants, as ``data="data/coco", num_workers=4``.
 
     Returns:
-        A widget that shows itself at the end of a cell.  It shows the run in progress, else the
-        newest one; nothing is run before the user presses *Run*.
+        A widget that shows itself at the end of a cell, and whose `run` is the run that it shows:
+        the one in progress, else the newest.  Nothing is run before the user presses *Run*.
 
     Raises:
         ValueError: an unknown experiment, mode or setting; the choices are listed.
@@ -147,9 +148,11 @@ def _chooser(start: Request, results: Path) -> VBox:
         return Panel(replace(request, roofline=over_speeds), results)
 
     shown, problem = show(start.experiment), _html("labkit-error")
+    box_class = _box_with_run()
     names = widgets.Dropdown(description="experiment", options=list(CATALOG))
     names.value = start.experiment
-    box = widgets.VBox([names, problem, shown.box])
+    box = box_class([names, problem, shown.box])
+    box.shown_run = lambda: shown.box.run
 
     def change(event: dict) -> None:
         nonlocal shown
@@ -227,12 +230,19 @@ class Panel:
             rows=LISTED_RUNS,
             layout={"width": "auto", "flex": "1 1 420px", "min_width": "0"},
         )
-        self.box = widgets.VBox(self._layout()).add_class("labkit-panel")
+        self.box = _box_with_run()(self._layout()).add_class("labkit-panel")
+        self.box.shown_run = self._shown_run
         self.box._view_count = 0  # from here on the front end counts
         self.box.observe(self._on_views, "_view_count")
         job.follow(self._on_job)
         self._guarded(self._on_change)()
         self._guarded(self._open)()
+
+    def _shown_run(self) -> runs.Run:
+        if not self._shown:
+            raise ValueError(f"run must be one that the panel shows, got none of {self._name}; "
+                             "press Run first")  # fmt: skip
+        return runs.find_run(self._shown[0])
 
     def close(self) -> None:
         """Follow no run any more."""
@@ -286,15 +296,16 @@ class Panel:
     # --- what is chosen ---------------------------------------------------------------------
 
     def _on_change(self) -> None:
-        said = again = ""
+        shown = again = ""
         try:
+            self._form.add()
             request = self._form.refresh()
             options: dict[str, Any] = {"blocks": request.blocks, "results": self._results}
-            said = str(forecast(request.build(), request.mode, **options))
+            shown = str(forecast(request.build(), request.mode, **options))
             again = again_html(request, str(self._results))
             self._error.value = ""
         finally:  # at once: while they were empty, a click would miss the button that moved
-            self._forecast.value, self._again.value = f"<div>{escape(said)}</div>", again
+            self._forecast.value, self._again.value = f"<div>{escape(shown)}</div>", again
 
     def _on_reset(self) -> None:
         self._form.disable(is_disabled=True)  # what is typed meanwhile would be lost
@@ -386,8 +397,8 @@ class Panel:
         """List the runs anew, the newest first, colleagues' after this machine's."""
         lines = []
         for place in (self._results, self._results / SHARED):
-            found = list_runs(place, self._name) + list_runs(place, f"{self._name}{SUFFIX}*")
-            for folder in sorted(found, key=lambda folder: folder.name, reverse=True):
+            run_folders = list_runs(place, self._name) + list_runs(place, f"{self._name}{SUFFIX}*")
+            for folder in sorted(run_folders, key=lambda folder: folder.name, reverse=True):
                 with contextlib.suppress(Exception):  # one that cannot be read hides no other
                     lines.append((run_line(folder), folder))
         folders = [folder for _, folder in lines]
@@ -406,14 +417,14 @@ class Panel:
         if len(folders) == 1:
             self._draw(folders[0])
             created = units.minute(read_info(folders[0]).created_utc)
-            said = f"showing the run of {created}, {status_of(folders[0])}"
+            status = f"showing the run of {created}, {status_of(folders[0])}"
         else:
             self._put(picture_html(compare([load_run(one) for one in folders])))
             self._shown = list(folders)
-            said = f"showing {len(folders)} runs side by side"
+            status = f"showing {len(folders)} runs side by side"
         current = job.current()
         if current is None or not current.is_in_progress:
-            self._status.value = status_html("ready", said)
+            self._status.value = status_html("ready", status)
         self._allow()
 
     def _on_export(self, form: str) -> None:
@@ -439,6 +450,22 @@ class Panel:
                 self._error.value = error_html(problem)
 
         return handle
+
+
+@functools.cache
+def _box_with_run() -> type:
+    """Return the class of a panel's box; ipywidgets is imported as late as possible."""
+    import ipywidgets as widgets
+
+    class PanelBox(widgets.VBox):
+        """A panel, with the run that it shows."""
+
+        @property
+        def run(self) -> runs.Run:
+            """The run that is shown; the first one of several."""
+            return self.shown_run()
+
+    return PanelBox
 
 
 def _html(name: str) -> Widget:
@@ -483,18 +510,18 @@ def export(folders: Sequence[Path], form: str, results: Path) -> Path:
 
 def status_html(state: str, progress: str = "") -> str:
     """Show what is going on, announced to screen readers."""
-    said = f"{state}: {progress}" if progress else state
-    return f'<div role="status" aria-live="polite">{escape(said)}</div>'
+    text = f"{state}: {progress}" if progress else state
+    return f'<div role="status" aria-live="polite">{escape(text)}</div>'
 
 
 def error_html(problem: BaseException) -> str:
     """Show an error in one line that says what to do, its traceback folded."""
-    said = " ".join(str(problem).split())
-    if not said or not isinstance(problem, ValueError | OSError | RuntimeError | ImportError):
-        said = f"{type(problem).__name__}: {said}"  # none of labkit's own messages
+    text = " ".join(str(problem).split())
+    if not text or not isinstance(problem, ValueError | OSError | RuntimeError | ImportError):
+        text = f"{type(problem).__name__}: {text}"  # none of labkit's own messages
     trace = "".join(traceback.format_exception(problem))
     return (
-        f'<div role="alert"><strong>{escape(said)}</strong></div>'
+        f'<div role="alert"><strong>{escape(text)}</strong></div>'
         f"<details><summary>traceback</summary><pre>{escape(trace)}</pre></details>"
     )
 
@@ -522,7 +549,7 @@ def status_of(folder: Path) -> str:
 
 
 def run_line(folder: Path) -> str:
-    """Return a run as one line of a list: when, mode, status, stand-ins, machine if another."""
+    """Return a run as one line: when, mode, status, simulated hardware, machine if another."""
     info = read_info(folder)
     parts = [units.minute(info.created_utc), info.mode, status_of(folder)]
     if info.kind == ROOFLINE:
@@ -539,7 +566,7 @@ def run_line(folder: Path) -> str:
 def download_html(path: Path) -> str:
     """Show where a file is, with a link that downloads it."""
     size_bytes = path.stat().st_size
-    said = f"saved {escape(str(path.resolve()))} ({units.count_bytes(size_bytes)})"
+    text = f"saved {escape(str(path.resolve()))} ({units.count_bytes(size_bytes)})"
     kind = mimetypes.guess_type(path.name)[0] or "application/octet-stream"
     # A link to the file would need the server's root, which a kernel does not know.
     data = base64.b64encode(path.read_bytes()).decode()
@@ -547,4 +574,4 @@ def download_html(path: Path) -> str:
         f'<a download="{escape(path.name)}" href="data:{kind};base64,{data}">'
         f"download {escape(path.name)}</a>"
     )
-    return f"<div>{said} · {link}</div>"
+    return f"<div>{text} · {link}</div>"

@@ -33,7 +33,6 @@ SIZES_PX = {
     (640, 480): 0.40, (640, 427): 0.24, (480, 640): 0.15, (427, 640): 0.09, (640, 640): 0.03,
     (640, 360): 0.03, (640, 426): 0.03, (640, 512): 0.02, (360, 640): 0.01,
 }  # fmt: skip
-MAX_OBJECTS = 15
 OUTLINE_POINTS = 28
 MIN_VISIBLE_PX = 64  # a smaller rest of an object gets no box, as annotators would skip it
 
@@ -87,7 +86,7 @@ def plan_scene(seed: int, image_id: int) -> Scene:
     sizes = list(SIZES_PX)
     width_px, height_px = sizes[rng.choice(len(sizes), p=list(SIZES_PX.values()))]
     horizon = rng.uniform(0.25, 0.65) * height_px
-    count = min(MAX_OBJECTS, 1 + rng.geometric(0.13))
+    count = min(15, 1 + rng.geometric(0.13))
     # Things that stand lower in the picture are nearer: larger, and in front of the others.
     feet = np.sort(rng.uniform(horizon + 0.05 * height_px, 0.98 * height_px, count))
     nearness = (feet - horizon) / (height_px - horizon)

@@ -72,13 +72,13 @@ def advise(
 
 def _arms(run: StoredRun) -> dict[str, Points]:
     """Return what was measured of each way to store the data; the baseline first."""
-    found: dict[str, Points] = {}
+    points_by_arm: dict[str, Points] = {}
     for row in run.summary.rows:
         percent = run.info.variants[row.variant].cache
         known = None not in (row.normalized_time, row.steady_images_per_s)
         if isinstance(percent, int) and known:
-            found.setdefault(row.name, []).append((percent / 100, row))
-    return {arm: sorted(points, key=itemgetter(0)) for arm, points in found.items()}
+            points_by_arm.setdefault(row.name, []).append((percent / 100, row))
+    return {arm: sorted(points, key=itemgetter(0)) for arm, points in points_by_arm.items()}
 
 
 def _table(
@@ -96,13 +96,13 @@ def _table(
     read_s = data_bytes / bytes_per_s if bytes_per_s else None
     base_s, cells = None, []
     for arm, points in arms.items():
-        around = _around(points, share)
+        neighbours = _neighbours(points, share)
         epoch_s, longest_s = (
-            x and x * data_bytes / image_bytes for x in _s_per_image(around, share)
+            x and x * data_bytes / image_bytes for x in _s_per_image(neighbours, share)
         )
         base_s = epoch_s if arm == base else base_s
         saved_s = None if arm == base or None in (base_s, epoch_s) else base_s - epoch_s
-        measured = [f"{units.whole_percent(at)}: {words.normalized(row)}" for at, row in around]
+        measured = [f"{units.whole_percent(at)}: {words.normalized(row)}" for at, row in neighbours]
         costs = {arm: None} if arm == base else _costs(run, arm, points, read_s, data_bytes)
         for way, cost_s in costs.items():
             pays = units.UNKNOWN if saved_s is None else "no saving shown"
@@ -112,7 +112,7 @@ def _table(
             cells.append(
                 {
                     "variant": way,
-                    "an epoch takes": units.seconds(epoch_s) if around else "not measured",
+                    "an epoch takes": units.seconds(epoch_s) if neighbours else "not measured",
                     "saves per epoch": units.seconds(saved_s),
                     "costs once": units.seconds(cost_s),
                     "pays after": pays,
@@ -147,18 +147,18 @@ def _table(
     )
 
 
-def _around(points: Points, share: float) -> Points:
+def _neighbours(points: Points, share: float) -> Points:
     """Return the points next to a share; nothing where it lies outside of what was measured."""
     below = [point for point in points if point[0] <= share][-1:]
     above = [point for point in points if point[0] >= share][:1]
     return list(dict(below + above).items()) if below and above else []
 
 
-def _s_per_image(around: Points, share: float) -> tuple[float | None, float | None]:
+def _s_per_image(neighbours: Points, share: float) -> tuple[float | None, float | None]:
     """Return the time per image, and the same at the upper ends of the intervals."""
-    if not around:
+    if not neighbours:
         return None, None
-    shares, rows = zip(*around)
+    shares, rows = zip(*neighbours)
     # Steady rates: an epoch of all images starts its workers only once, as a short one does.
     times_s = [1 / row.steady_images_per_s for row in rows]
     ends = [(row.ci_high or math.inf) / row.normalized_time for row in rows]

@@ -1,12 +1,12 @@
-"""Horizontal bars, and what every chart has in common: look, title, legend, footer and files.
+"""Horizontal bars, and what every chart has in common: look, title, legend, caption and files.
 
-    title: question, stand-ins, conditions  ┐
+    title: question, simulated, conditions  ┐
     axes: draw_rows() or another drawing    ├─ save() -> .png .svg .pdf
     legend                                  │  mimebundle() -> a notebook
-    footer: where the numbers come from     ┘
+    caption: where the numbers come from    ┘
 
 Texts are wrapped at a fixed number of characters, so the number of lines gives the height of
-title, legend and footer. Matplotlib's constrained layout places the axes in what is left.
+title and legend. Matplotlib's constrained layout places the axes in what is left.
 
 Equal summaries give equal bytes. Figures are made without pyplot, under one lock: matplotlib's
 global state breaks in the threads of a notebook.
@@ -46,10 +46,8 @@ WIDTH_IN = 8.4
 PAD_IN = 0.15
 ROW_IN = 0.62  # a row of bars; higher where a name or a reason has many lines
 AXIS_IN = 0.6  # ticks and label of the x axis
-LEGEND_LINE_IN = 0.2
-FOOTER_PT = 8
 # Characters of a line: DejaVu Sans then fills at most nine tenths of the figure's width.
-NAME_CHARS, REASON_CHARS, FOOTER_CHARS = 26, 76, 126
+NAME_CHARS, REASON_CHARS = 26, 76
 INK, SOFT_INK, WARNING_INK = "#1a1a1a", "#555555", "#9c3a00"
 
 # Fill and hatch: blue and orange differ for every kind of colour vision, hatches without colour.
@@ -230,7 +228,7 @@ def _reason(row: BarRow) -> str:
     return wrap(row.reason, REASON_CHARS)
 
 
-# --- title, legend and footer ---------------------------------------------------------------
+# --- title, legend and caption --------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -283,34 +281,34 @@ def page() -> Iterator[Figure]:
 def frame(
     figure: Figure,
     title: Sequence[Line],
-    footer: str,
+    caption: str,
     content_in: float,
     handles: Sequence[Artist] = (),
     *,
     shown: Sequence[str] = (),
     columns: int = 5,
 ) -> None:
-    """Set the figure's height, and write its title, legend and footer.
+    """Set the figure's height, and write its title and legend.
 
-    The figure's label becomes its alternative text: title, what the axes show, footer.
+    The figure's label becomes its alternative text: title, what the axes show, caption.  The
+    caption is no part of the picture: it is in its file, and below it in a notebook.
 
     Args:
         figure: its axes are placed between title and legend.
         title: from top to bottom.
-        footer: where the numbers come from; line breaks stay.
+        caption: where the numbers come from; line breaks stay.
         content_in: height of the axes with all that belongs to them.
         handles: what the legend explains.
         shown: what the axes show, in words.
         columns: of the legend.
     """
-    sentences = [*(line.text for line in title), *shown, *footer.split("\n")]
+    sentences = [*(line.text for line in title), *shown, *caption.split("\n")]
     ends = ("?", "!", ".", "？", "。")
     figure.set_label(" ".join(s if s.endswith(ends) else f"{s}." for s in sentences if s))
-    foot = wrap(footer, FOOTER_CHARS)
-    foot_in = PAD_IN / 2 + (FOOTER_PT * 0.019 * (1 + foot.count("\n")) if foot else 0)
+    figure.labkit_caption = caption  # type: ignore[attr-defined]  # for `mimebundle`
     lines = 1 + max((str(handle.get_label()).count("\n") for handle in handles), default=0)
     legend_lines = -(-len(handles) // columns) * lines
-    bottom_in = foot_in + (LEGEND_LINE_IN * legend_lines + PAD_IN if handles else 0)
+    bottom_in = PAD_IN / 2 + (0.2 * legend_lines + PAD_IN if handles else 0)
     top_in = 1.5 * PAD_IN + sum(line.height_in for line in title)
     whole_in = bottom_in + content_in + top_in
     figure.set_size_inches(WIDTH_IN, whole_in)
@@ -320,7 +318,7 @@ def frame(
     if handles:
         figure.legend(
             handles=handles, loc="lower left", ncols=columns, borderaxespad=0, borderpad=0,
-            bbox_to_anchor=(left, (foot_in + PAD_IN / 2) / whole_in),
+            bbox_to_anchor=(left, PAD_IN / whole_in),
         )  # fmt: skip
     at_in = whole_in - PAD_IN
     for line in title:
@@ -329,10 +327,6 @@ def frame(
             color=line.color, style=line.style, linespacing=1.25,
         )  # fmt: skip
         at_in -= line.height_in
-    figure.text(
-        left, PAD_IN / 2 / whole_in, foot, size=FOOTER_PT, color=SOFT_INK, va="bottom",
-        linespacing=1.25,
-    )  # fmt: skip
 
 
 # --- files --------------------------------------------------------------------------------
@@ -389,7 +383,7 @@ def style() -> Iterator[None]:
 
 
 def mimebundle(figure: Figure, **_: object) -> tuple[dict[str, str], dict[str, Any]]:
-    """Show a figure in a notebook, with its text for screen readers.
+    """Show a figure and its caption in a notebook, with its text for screen readers.
 
     JupyterLab gives images from image/png no alternative text, hence the HTML; the image
     itself stays beside it for exports that take no HTML.
@@ -405,4 +399,7 @@ def mimebundle(figure: Figure, **_: object) -> tuple[dict[str, str], dict[str, A
         f'<img src="data:image/png;base64,{png}" alt="{alt}" width="{width_px}" '
         'style="max-width:100%;background:white">'
     )
+    if caption := html.escape(getattr(figure, "labkit_caption", "")):
+        caption = f'<figcaption style="font-size:85%">{caption}</figcaption>'
+    image = f'<figure style="margin:0">{image}{caption}</figure>'
     return {"text/html": image, "image/png": png}, {"image/png": {"width": width_px}}

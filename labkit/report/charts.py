@@ -22,7 +22,10 @@ from labkit.analysis.roofline import Pipeline, pipelines
 from labkit.analysis.rows import Row
 from labkit.analysis.simulated import beside_the_loader, simulated_hardware, warnings
 from labkit.analysis.summary import Summary
+from labkit.analysis.utilization import busy_over_time
+from labkit.analysis.winner import winner
 from labkit.diagnosis.timeline import Band, Timeline
+from labkit.records import EPOCHS
 from labkit.report import words
 from labkit.report.bars import (
     AXIS_IN,
@@ -62,13 +65,14 @@ LINE_OF_NO_CHANGE: dict[str, Any] = {
 }
 
 
-def around(summary: Summary, conditions: Sequence[str] = ()) -> tuple[list[Line], str]:
-    """Return the title of a run's chart, question, stand-ins and conditions, and its footer."""
-    stood_in = " · ".join(warnings(summary))
+def title_and_caption(summary: Summary, conditions: Sequence[str] = ()) -> tuple[list[Line], str]:
+    """Return the lines above a run's chart, its answer first, and the caption below it."""
+    answer, simulated_here = words.headline(summary), " · ".join(warnings(summary))
     conditions = [*(conditions or [words.conditions(summary)]), *words.other_images(summary)]
     title = [
-        Line(summary.question, 13, "bold"),
-        *([Line(stood_in, 10, "bold", WARNING_INK)] if stood_in else []),
+        Line(answer or summary.question, 13, "bold"),
+        *([Line(summary.question, 10)] if answer else []),
+        *([Line(simulated_here, 9, color=WARNING_INK)] if simulated_here else []),
         Line(" · ".join(conditions), color=SOFT_INK),
     ]
     return title, words.origin(summary)
@@ -79,16 +83,66 @@ def kinds(summary: Summary) -> dict[str, Callable[[Summary], Figure]]:
     if summary.kind == "roofline":
         return {"roofline": roofline}
     caches = {settings.cache for settings in summary.info.variants.values()}
-    found: dict[str, Callable[[Summary], Figure]] = {"times": times}
+    draw_functions: dict[str, Callable[[Summary], Figure]] = {"times": times}
+    if _compared_devices(summary):
+        draw_functions["utilization"] = utilization
     if len(summary.at_speeds) > 1:
-        found = {"speeds": speeds, **found}
+        draw_functions = {"speeds": speeds, **draw_functions}
     if {"cold", "warm"} <= caches:
-        found["epochs"] = epochs
+        draw_functions["epochs"] = epochs
     if find_series(summary):
-        found["curve"] = curve
+        draw_functions["curve"] = curve
     elif find_sizes(summary):
-        found["curve"] = curve_of_sizes
-    return found
+        draw_functions["curve"] = curve_of_sizes
+    return draw_functions
+
+
+# --- utilization ----------------------------------------------------------------------------
+
+UTILIZATION_S, BIN_S = 30.0, 0.25  # drawn of each variant; one bin of it
+
+
+def utilization(summary: Summary) -> Figure:
+    """Draw how busy the GPU is over 30 seconds of training, with the baseline and with the fix.
+
+    Of several speeds of the device, the fastest is drawn.  Epochs follow one another.
+
+    Returns:
+        A figure that shows itself in a notebook; its label holds the mean of each variant.
+    """
+    drawn = _compared_devices(summary)
+    lines, caption = title_and_caption(summary)
+    means = [f"{shares.mean():.0%} of the time with {row.name}" for row, (_, shares) in drawn]
+    lines[0] = replace(lines[0], text=f"The GPU computes {', '.join(means)}")
+    with page() as figure:
+        panels = figure.subplots(len(drawn), sharex=True, sharey=True, squeeze=False)[:, 0]
+        for axes, (row, (ends_s, shares)) in zip(panels, drawn):
+            axes.fill_between(ends_s, 100 * shares, step="pre", color=LOOKS["faster"][0])
+            axes.plot(ends_s, 100 * shares, drawstyle="steps-pre", color=INK, linewidth=0.8)
+            axes.set_title(row.name, loc="left", size=9)
+            axes.set(ylim=(0, 105), yticks=[0, 50, 100], ylabel="GPU, %")
+        panels[-1].set_xlabel("seconds of training")
+        panels[-1].set_xlim(0, max(ends_s[-1] for _, (ends_s, _) in drawn))
+        frame(figure, lines, caption, 1.5 * len(drawn) + AXIS_IN, shown=means)
+    return figure
+
+
+def _compared_devices(
+    summary: Summary,
+) -> list[tuple[Row, tuple[np.ndarray, np.ndarray]]]:
+    """Return the baseline and the fastest other variant, with the device's shares over time."""
+    if summary.at_speeds:
+        summary = summary.at_speeds[max(summary.at_speeds)]
+    if summary.kind != EPOCHS or summary.has_groups:
+        return []
+    base, *others = summary.rows
+    known = [row for row in others if row.normalized_time is not None]
+    if base.normalized_time is None or not known:
+        return []
+    best = winner(summary) or min(known, key=lambda row: row.normalized_time)
+    how = {"seconds": UTILIZATION_S, "bin_s": BIN_S}
+    drawn = [(row, busy_over_time(row.of_epochs, **how)) for row in (base, best)]
+    return drawn if all(len(ends_s) > 1 for _, (ends_s, _) in drawn) else []
 
 
 # --- normalized times -----------------------------------------------------------------------
@@ -103,23 +157,23 @@ def times(summary: Summary) -> Figure:
     if summary.has_groups:
         return _times_of_groups(summary)
     rows = [_times_row(row) for row in summary.rows]
-    return _on_one_axis(rows, summary.rows, *around(summary))
+    return _on_one_axis(rows, summary.rows, *title_and_caption(summary))
 
 
 def _on_one_axis(
     rows: Sequence[BarRow],
-    found: Sequence[Row],
+    measured: Sequence[Row],
     title: Sequence[Line],
-    footer: str,
+    caption: str,
     **value_font: object,
 ) -> Figure:
     handles = _times_legend(rows)
     with page() as figure:
         axes = figure.add_subplot()
-        _draw_times(axes, rows, _axis_end(found), **value_font)
+        _draw_times(axes, rows, _axis_end(measured), **value_font)
         axes.set_xlabel(NORMALIZED)
         shown = [SHOWN, *describe_rows(rows)]
-        frame(figure, title, footer, height_in(rows) + AXIS_IN, handles, shown=shown)
+        frame(figure, title, caption, height_in(rows) + AXIS_IN, handles, shown=shown)
     return figure
 
 
@@ -145,8 +199,8 @@ def _times_of_groups(summary: Summary) -> Figure:
             bars = [_row_of_group(row) for row in rows]
             _draw_times(axes, bars, _axis_end(rows), size=9)
             # A long name would reach into the next column's.
-            said = wrap(group, 24) if column == columns[0] else column
-            axes.set_title(said, loc="left", size=9, weight="bold")
+            wrapped = wrap(group, 24) if column == columns[0] else column
+            axes.set_title(wrapped, loc="left", size=9, weight="bold")
             axes.tick_params(axis="x", labelsize=8)
             axes.xaxis.set_major_locator(MaxNLocator(3, steps=[1, 2, 5, 10]))
             if column != columns[0]:
@@ -158,7 +212,7 @@ def _times_of_groups(summary: Summary) -> Figure:
                 for text, row in zip(texts, rows)
             ]
         # Not below the axes: there is one label for all of them.
-        title = around(summary, [divided, words.conditions(summary)])
+        title = title_and_caption(summary, [divided, words.conditions(summary)])
         content_in = 0.24 * sum(most.values()) + 0.5 * len(names)
         frame(figure, *title, content_in, _times_legend(drawn), shown=shown)
     return figure
@@ -223,35 +277,38 @@ def overview(summaries: Sequence[Summary]) -> Figure | None:
     Returns:
         As `times`; None where no variant has one.
     """
-    found = words.beside_the_documents(summaries)
-    if not found:
+    with_published = words.beside_the_documents(summaries)
+    if not with_published:
         return None
     rows = []
-    stood_in: dict[str, Any] = {}
-    for summary, row in found:
+    simulated_here: dict[str, Any] = {}
+    for summary, row in with_published:
         drawn = _times_row(row)
         word = words.agreement(summary, row)
         # The verdict is in the words already, or is the same word.
-        said = [word or row.verdict or "no verdict"]
+        words_beside = [word or row.verdict or "no verdict"]
         value = words.normalized(row) if drawn.bars else ""
-        bars = [replace(bar, dots=(), outliers=(), value=value, notes=said) for bar in drawn.bars]
+        bars = [
+            replace(bar, dots=(), outliers=(), value=value, notes=words_beside)
+            for bar in drawn.bars
+        ]
         experiment = summary.info.experiment
         rows.append(replace(drawn, name=f"{experiment}: {row.variant}", bars=bars))
         x = beside_the_loader([row])
         for name, details in simulated_hardware([row]).items():
             beside = f" ({x})" if x and name == "simulated GPU" else ""
             what = f"{name}, {details}".rstrip(", ")
-            stood_in.setdefault(what, {})[f"{experiment}{beside}"] = None
+            simulated_here.setdefault(what, {})[f"{experiment}{beside}"] = None
     answer = words.answer(summaries).removesuffix(".")
     title = [
         Line(answer or "Nothing measured of what was published", 13, "bold"),
         Line("Published and measured: each variant against its run's baseline", color=SOFT_INK),
     ]
-    for what, experiments in stood_in.items():
+    for what, experiments in simulated_here.items():
         title.append(
             Line(f"{what[0].upper()}{what[1:]}: {', '.join(experiments)}", color=WARNING_INK)
         )
-    return _on_one_axis(rows, [row for _, row in found], title, "", size=9)
+    return _on_one_axis(rows, [row for _, row in with_published], title, "", size=9)
 
 
 # --- runs side by side ----------------------------------------------------------------------
@@ -260,8 +317,8 @@ def overview(summaries: Sequence[Summary]) -> Figure | None:
 def compare(runs: Sequence[StoredRun]) -> Figure:
     """Draw runs of one experiment along one axis, each against its own baseline.
 
-    Runs differ in mode, machine and stand-ins: nothing is computed across them, and what differs
-    is written with each.
+    Runs differ in mode, machine and simulated hardware: nothing is computed across them, and what
+    differs is written with each.
 
     Args:
         runs: of the same experiment, of any machine and mode.
@@ -284,18 +341,18 @@ def compare(runs: Sequence[StoredRun]) -> Figure:
         )
     apart = "each run against its own baseline; no run is divided by another"
     title = [Line(runs[0].summary.question, 13, "bold"), Line(apart, color=SOFT_INK)]
-    rows, found = [], []
+    rows, measured = [], []
     for number, summary in enumerate((run.summary for run in runs), 1):
-        stood_in = warnings(summary)
-        conditions = " · ".join([*words.how_measured(summary), *stood_in])
-        ink = WARNING_INK if stood_in else INK
+        simulated_here = warnings(summary)
+        conditions = " · ".join([*words.how_measured(summary), *simulated_here])
+        ink = WARNING_INK if simulated_here else INK
         title.append(Line(f"Run {number}: {conditions}", weight="bold", color=ink))
         about = filter(None, [words.origin(summary), *words.plain_labels(summary)])
         title.append(Line(" · ".join(about), color=SOFT_INK))
         for row in summary.rows:
             rows.append(replace(_times_row(row), name=f"{number}: {row.variant}"))
-            found.append(row)
-    return _on_one_axis(rows, found, title, "")
+            measured.append(row)
+    return _on_one_axis(rows, measured, title, "")
 
 
 # --- epochs ---------------------------------------------------------------------------------
@@ -318,14 +375,14 @@ def epochs(summary: Summary) -> Figure:
     looks = {"first epoch": "epoch 1", "later epochs": ""}
     rows, later = [], set()
     for row in summary.rows:
-        found = epoch_bars(row)
+        row_bars = epoch_bars(row)
         # Variants may differ in their number of epochs: "epoch 2 / epochs 2 to 3 (mean)".
-        later |= {bar.name for bar in found[1:]}
+        later |= {bar.name for bar in row_bars[1:]}
         bars = [
             Bar(
                 length=x.mean_s, name=x.name, look=look, dots=x.all_s, value=units.seconds(x.mean_s)
             )
-            for x, look in zip(found, looks)
+            for x, look in zip(row_bars, looks)
         ]
         rows.append(BarRow(name=row.variant, bars=bars, reason=words.reason(row)))
     looks["later epochs"] = " / ".join(sorted(later))
@@ -338,21 +395,26 @@ def epochs(summary: Summary) -> Figure:
         if ends:
             for heading, right_pt in COLUMNS:
                 write_beside(axes, -0.5, (right_pt, 14), heading, size=8.5, color=SOFT_INK)
-        for y, (row, said) in enumerate(zip(summary.rows, describe_rows(rows))):
+        for y, (row, description) in enumerate(zip(summary.rows, describe_rows(rows))):
             proof = list(zip(COLUMNS, words.proof(row))) if rows[y].bars else []
             for (heading, right_pt), text in proof:
                 write_beside(axes, y, (right_pt, 0), text, size=9)
-                said += f"; {heading}: {text}".replace("\n", " ")
-            shown.append(said)
+                description += f"; {heading}: {text}".replace("\n", " ")
+            shown.append(description)
         handles = legend_of(rows, looks, "one epoch of one trial")
-        frame(figure, *around(summary), height_in(rows) + AXIS_IN + 0.4, handles, shown=shown)
+        frame(
+            figure,
+            *title_and_caption(summary),
+            height_in(rows) + AXIS_IN + 0.4,
+            handles,
+            shown=shown,
+        )
     return figure
 
 
 # --- speeds of the device -------------------------------------------------------------------
 
 PUBLISHED_LINE: dict[str, Any] = {"linewidth": 1.2, "linestyle": (0, (1, 2)), "zorder": 1.8}
-SPEEDS_IN = 3.9
 
 
 def speeds(summary: Summary) -> Figure:
@@ -367,8 +429,8 @@ def speeds(summary: Summary) -> Figure:
         shown += describe_rows([_times_row(row) for row in one.rows])
     with page() as figure:
         handles = _draw_speeds(figure.add_subplot(), compared)
-        title = around(summary)
-        frame(figure, *title, SPEEDS_IN, handles, shown=shown, columns=3)
+        title = title_and_caption(summary)
+        frame(figure, *title, 3.9, handles, shown=shown, columns=3)
     return figure
 
 
@@ -385,21 +447,21 @@ def _draw_speeds(axes: Axes, compared: Mapping[float, Summary]) -> list[Artist]:
         for row in summary.rows:
             if row.normalized_time is not None and not row.is_baseline:
                 points.setdefault(row.name, []).append((x, row))
-    every = [row for found in points.values() for _, row in found]
+    every = [row for series in points.values() for _, row in series]
     highest = max([1.0, *(row.normalized_time for row in every)])
     axes.set_ylim(0, 1.2 * highest)  # a very long interval is cut off
     handles: list[Artist] = []
-    for i, (name, found) in enumerate(points.items()):
+    for i, (name, series) in enumerate(points.items()):
         marker, dashes, color = SERIES_LOOKS[i % len(SERIES_LOOKS)]
         # Beside each other, or equal points would hide one another.
         shift = GROUP / 2 / len(points) * (i - (len(points) - 1) / 2)
-        at = [places[x] + shift for x, _ in found]
-        times = [row.normalized_time for _, row in found]
+        at = [places[x] + shift for x, _ in series]
+        times = [row.normalized_time for _, row in series]
         look: dict[str, Any] = {"color": color, "linewidth": 1.4, "markersize": 6, "marker": marker}
-        published = next((row.published for _, row in found if row.published is not None), None)
+        published = next((row.published for _, row in series if row.published is not None), None)
         label = name if published is None else f"{name} (published: {units.normalized(published)})"
         handles += axes.plot(at, times, linestyle=dashes, label=wrap(label, 34), **look)
-        for place, (_, row) in zip(at, found):
+        for place, (_, row) in zip(at, series):
             if row.ci_low is not None:
                 axes.vlines(place, row.ci_low, row.ci_high, color=color)
         if published is not None:
@@ -442,7 +504,7 @@ def find_series(summary: Summary) -> dict[str, Points]:
     if not x_axis:
         return {}
     base = summary.info.settings_of(summary.baseline)
-    found: dict[str, Points] = {}
+    series: dict[str, Points] = {}
     for row in summary.rows:
         settings = summary.info.settings_of(row.variant)
         steps: Any = settings.get(x_axis.setting)
@@ -455,8 +517,8 @@ def find_series(summary: Summary) -> dict[str, Points]:
         ]
         if not apart and base.get(x_axis.setting):
             return {}
-        found.setdefault(", ".join(apart), []).append((steps, row))
-    return {name: sorted(points, key=itemgetter(0)) for name, points in found.items()}
+        series.setdefault(", ".join(apart), []).append((steps, row))
+    return {name: sorted(points, key=itemgetter(0)) for name, points in series.items()}
 
 
 def curve(summary: Summary) -> Figure:
@@ -465,24 +527,24 @@ def curve(summary: Summary) -> Figure:
     Returns:
         A figure that shows itself in a notebook; its label holds every number.
     """
-    found = find_series(summary)
+    series = find_series(summary)
     shown = [SHOWN]
-    shown += describe_rows([_times_row(row) for _, row in chain(*found.values())])
-    for points in found.values():
+    shown += describe_rows([_times_row(row) for _, row in chain(*series.values())])
+    for points in series.values():
         if limit := _negligible_from(points):
             cheap = next(row.variant for steps, row in points if steps == limit)
             shown.append(f"{NEGLIGIBLE_SAID} {cheap}")
     with page() as figure:
-        handles = _draw_over_steps(figure.add_subplot(), summary, found)
-        frame(figure, *around(summary), 3.9, handles, shown=shown, columns=3)
+        handles = _draw_over_steps(figure.add_subplot(), summary, series)
+        frame(figure, *title_and_caption(summary), 3.9, handles, shown=shown, columns=3)
     return figure
 
 
-def _draw_over_steps(axes: Axes, summary: Summary, found: Mapping[str, Points]) -> list[Artist]:
+def _draw_over_steps(axes: Axes, summary: Summary, series: Mapping[str, Points]) -> list[Artist]:
     from matplotlib.lines import Line2D
 
     chosen, advice = summary.info.x_axis, summary.info.x_axis.advice
-    every = [*chain(*found.values())]
+    every = [*chain(*series.values())]
     steps = sorted({n for n, _ in every} | ({advice} if advice else set()))
     places = {n: place for place, n in enumerate(steps)}  # 1, 10, 100 lie equally far apart
     axes.set_xticks(range(len(steps) + 1), [units.count(n) for n in steps] + ["never"])
@@ -501,11 +563,11 @@ def _draw_over_steps(axes: Axes, summary: Summary, found: Mapping[str, Points]) 
         place, label = places[advice], f"{chosen.source}: every {advice} steps"
         band = (place - GROUP / 2, place + GROUP / 2)
         handles.append(axes.axvspan(*band, color="#e6e6e6", zorder=0, label=label))
-    limits = [_negligible_from(points) for points in found.values()]
-    for i, ((name, points), limit) in enumerate(zip(found.items(), limits)):
+    limits = [_negligible_from(points) for points in series.values()]
+    for i, ((name, points), limit) in enumerate(zip(series.items(), limits)):
         marker, dashes, color = SERIES_LOOKS[i % len(SERIES_LOOKS)]
         # Beside each other, or equal points would hide one another.
-        shift = GROUP / len(found) * (i - (len(found) - 1) / 2)
+        shift = GROUP / len(series) * (i - (len(series) - 1) / 2)
         xs = [places[n] + shift for n, _ in points]
         ys = [row.normalized_time for _, row in points]
         look: dict[str, Any] = {"color": color, "linewidth": 1.4, "markersize": 6, "marker": marker}
@@ -533,7 +595,6 @@ def _negligible_from(points: Points) -> int | None:
 
 # --- curve of sizes --------------------------------------------------------------------------
 
-SAMPLE_LINE = {"color": INK, "linewidth": 1.2}
 SHARE_LINE = {"color": SOFT_INK, "linewidth": 1, "linestyle": (0, (1, 2))}
 
 
@@ -544,15 +605,15 @@ def find_sizes(summary: Summary) -> dict[str, dict[str, Points]]:
         "label, by names" -> way to do it -> points of the number and what was measured.
     """
     tasks = summary.info.tasks
-    found: dict[str, dict[str, Points]] = {}
+    sizes: dict[str, dict[str, Points]] = {}
     for row in summary.rows:
         task = tasks.get(row.variant, {})
         numbers = {name: n for name, n in task.items() if isinstance(n, int)}
         if len(numbers) == 1 and row.time_s:
             ((name, number),) = numbers.items()
-            ways = found.setdefault(f"{task['operation']}, by {name}", {})
+            ways = sizes.setdefault(f"{task['operation']}, by {name}", {})
             ways.setdefault(row.name, []).append((number, row))
-    return found
+    return sizes
 
 
 def curve_of_sizes(summary: Summary) -> Figure:
@@ -563,12 +624,12 @@ def curve_of_sizes(summary: Summary) -> Figure:
     """
     from matplotlib.ticker import EngFormatter, FuncFormatter
 
-    found, looks = find_sizes(summary), cycle(SERIES_LOOKS)
+    sizes, looks = find_sizes(summary), cycle(SERIES_LOOKS)
     shown = ["Time per image, lower is better"]
     handles: dict[str, Artist] = {}
     with page() as figure:
-        panels = figure.subplots(1, len(found), sharey=True, squeeze=False)[0]
-        for axes, (title, ways) in zip(panels, found.items()):
+        panels = figure.subplots(1, len(sizes), sharey=True, squeeze=False)[0]
+        for axes, (title, ways) in zip(panels, sizes.items()):
             for name, points in ways.items():
                 marker, dashes, color = next(looks)
                 look = {"color": color, "marker": marker, "linestyle": dashes, "markersize": 6}
@@ -586,12 +647,14 @@ def curve_of_sizes(summary: Summary) -> Figure:
                     whole = f"{row.variant}, {units.seconds(row.time_s)}"
                     part, part_s = "1 % of that", NEGLIGIBLE * row.time_s
                     handles |= {
-                        whole: axes.axhline(row.time_s, label=whole, **SAMPLE_LINE),
+                        whole: axes.axhline(
+                            row.time_s, label=whole, **{"color": INK, "linewidth": 1.2}
+                        ),
                         part: axes.axhline(part_s, label=part, **SHARE_LINE),
                     }
         panels[0].set_ylabel("time per image")
         panels[0].yaxis.set_major_formatter(EngFormatter("s"))
-        frame(figure, *around(summary), 3.6, [*handles.values()], shown=shown, columns=3)
+        frame(figure, *title_and_caption(summary), 3.6, [*handles.values()], shown=shown, columns=3)
     return figure
 
 
@@ -613,7 +676,6 @@ FAR = 4  # times as fast as the fastest measured device, or as slow as the slowe
 # Between two pipelines at one speed of the GPU, and between the first and the last of them.
 BESIDE_PT, ALL_BESIDE_PT = 5, 24
 INSIDE: dict[str, Any] = {"clip_on": True, "in_layout": False}
-ROOFLINE_IN = 4.6
 END_CHARS = 30  # of a line of a name at the end of a line
 NAME_LINE = 0.05  # height of a line of a name at the end of a line, as a share of the axis
 
@@ -624,35 +686,35 @@ def roofline(summary: Summary) -> Figure:
     Returns:
         A figure that shows itself in a notebook; its label holds every number.
     """
-    found = pipelines(summary)
-    answer = Line(words.with_this_device(summary, found), 10, "bold")
+    measured_pipelines = pipelines(summary)
     measured = [*words.how_measured(summary), *words.plain_labels(summary)]
-    (question, *conditions), origin = around(summary, measured)
-    missing = [Line(why, color=SOFT_INK) for why in words.not_measured(summary)]
-    lines = [question, *([answer] if answer.text else []), *conditions, *missing]
+    lines, caption = title_and_caption(summary, measured)
+    lines += [Line(why, color=SOFT_INK) for why in words.not_measured(summary)]
     with page() as figure:
         axes = figure.add_subplot()
-        handles = _draw_roofline(axes, summary, found)
+        handles = _draw_roofline(axes, summary, measured_pipelines)
         shown = [f"{axes.get_ylabel()}, over the {axes.get_xlabel()}"]
-        shown += map(_describe_pipeline, found)
-        frame(figure, lines, origin, ROOFLINE_IN, handles, shown=shown, columns=2)
+        shown += map(_describe_pipeline, measured_pipelines)
+        frame(figure, lines, caption, 4.6, handles, shown=shown, columns=2)
     return figure
 
 
-def _describe_pipeline(found: Pipeline) -> str:
-    points = [f"{one.images_per_s:,.0f} at {one.device_images_per_s:,.0f}" for one in found.points]
-    alone = [f"loading alone {found.loading.images_per_s:,.0f}"] if found.loading else []
-    return f"{found.name}: {', '.join([*points, *alone])}"
+def _describe_pipeline(pipeline: Pipeline) -> str:
+    points = [
+        f"{one.images_per_s:,.0f} at {one.device_images_per_s:,.0f}" for one in pipeline.points
+    ]
+    alone = [f"loading alone {pipeline.loading.images_per_s:,.0f}"] if pipeline.loading else []
+    return f"{pipeline.name}: {', '.join([*points, *alone])}"
 
 
-def _draw_roofline(axes: Axes, summary: Summary, found: Sequence[Pipeline]) -> list[Artist]:
+def _draw_roofline(axes: Axes, summary: Summary, curves: Sequence[Pipeline]) -> list[Artist]:
     from matplotlib.lines import Line2D
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
     from matplotlib.transforms import offset_copy
 
     axes.set_xlabel("speed of the GPU: images/s that it trains with the model alone")
     axes.set_ylabel("steady training speed, images/s")
-    every = [point for pipeline in found for point in pipeline.points]
+    every = [point for pipeline in curves for point in pipeline.points]
     if not every:
         return []
     devices = [point.device_images_per_s for point in every]
@@ -662,7 +724,7 @@ def _draw_roofline(axes: Axes, summary: Summary, found: Sequence[Pipeline]) -> l
     if own:  # the dots must not be crowded by a device that is far from them
         left = min(left, max(own / 1.15, left / FAR))
         right = max(right, min(own * 1.15, right * FAR))
-    ideals = [pipeline.ideal_images_per_s(right) or 0.0 for pipeline in found]
+    ideals = [pipeline.ideal_images_per_s(right) or 0.0 for pipeline in curves]
     lows = [point.low or point.images_per_s for point in every]
     highs = [point.high or point.images_per_s for point in every]
     # A very long interval leaves the axes; where all is alike, noise must not fill them.
@@ -684,24 +746,28 @@ def _draw_roofline(axes: Axes, summary: Summary, found: Sequence[Pipeline]) -> l
         start, start * (high / low) ** 0.025, "the GPU is the limit", size=9, rotation=45,
         va="bottom", rotation_mode="anchor", transform_rotates_text=True, **INSIDE,
     )  # fmt: skip
-    loading = found[0].loading
+    loading = curves[0].loading
     if loading is not None and (bend := loading.images_per_s) < right:
         axes.axvspan(bend, right, color=GROUND, zorder=0)
-        said = wrap(f"the loader is the limit: a faster GPU does not help “{found[0].name}”", 38)
+        label_text = wrap(
+            f"the loader is the limit: a faster GPU does not help “{curves[0].name}”", 38
+        )
         box = {"facecolor": GROUND, "edgecolor": "none", "pad": 1}
         place = 1.05 * max(bend, left), 1.05 * low
-        axes.text(*place, said, size=9, va="bottom", bbox=box, **INSIDE)
+        axes.text(*place, label_text, size=9, va="bottom", bbox=box, **INSIDE)
     if own:
-        at, said = min(max(own, left), right), f"{own_name}: {own:,.0f}"
-        said = f"← {said}" if own < left else f"{said} →" if own > right else said
+        at, label_text = min(max(own, left), right), f"{own_name}: {own:,.0f}"
+        label_text = (
+            f"← {label_text}" if own < left else f"{label_text} →" if own > right else label_text
+        )
         axes.axvline(at, **OWN_DEVICE)
         axes.annotate(
-            said, (at, 1), (0, 3), axes.get_xaxis_transform(), "offset points", ha="center",
+            label_text, (at, 1), (0, 3), axes.get_xaxis_transform(), "offset points", ha="center",
             size=9, annotation_clip=False,
         )  # fmt: skip
-    for i, (pipeline, (marker, dashes, color)) in enumerate(zip(found, cycle(SERIES_LOOKS))):
+    for i, (pipeline, (marker, dashes, color)) in enumerate(zip(curves, cycle(SERIES_LOOKS))):
         # Beside one another, or equal speeds would hide one another.
-        beside_pt = min(BESIDE_PT, ALL_BESIDE_PT / len(found)) * (i - (len(found) - 1) / 2)
+        beside_pt = min(BESIDE_PT, ALL_BESIDE_PT / len(curves)) * (i - (len(curves) - 1) / 2)
         figure: Any = axes.figure
         beside = offset_copy(axes.transData, figure, x=beside_pt, y=0, units="points")
         xs = [point.device_images_per_s for point in pipeline.points]
@@ -716,7 +782,7 @@ def _draw_roofline(axes: Axes, summary: Summary, found: Sequence[Pipeline]) -> l
             ideal = [(x, pipeline.ideal_images_per_s(x)) for x in np.geomspace(left, right, 201)]
             below = [(x, y) for x, y in ideal if y and y < 0.99 * x]  # above it is the diagonal
             axes.plot(*zip(*below), color=color, linestyle=dashes, **IDEAL)
-    _write_ends(axes, found)
+    _write_ends(axes, curves)
     return [
         Line2D(
             [], [], label="measured at the gray lines, with 95 % confidence interval", **MEASURED
@@ -725,24 +791,24 @@ def _draw_roofline(axes: Axes, summary: Summary, found: Sequence[Pipeline]) -> l
     ]
 
 
-def _write_ends(axes: Axes, found: Sequence[Pipeline]) -> None:
+def _write_ends(axes: Axes, measured: Sequence[Pipeline]) -> None:
     """Write each pipeline's name and last speed right of the axes, none over another."""
     from scipy.optimize import isotonic_regression
 
     low, high = map(math.log, axes.get_ylim())
     ends = []
-    for pipeline, (_, _, color) in zip(found, cycle(SERIES_LOOKS)):
+    for pipeline, (_, _, color) in zip(measured, cycle(SERIES_LOOKS)):
         if pipeline.points:
             last = pipeline.points[-1]
-            said = wrap(f"{pipeline.name}: {last.images_per_s:,.0f}", END_CHARS)
-            ends.append((last, said, color))
+            label = wrap(f"{pipeline.name}: {last.images_per_s:,.0f}", END_CHARS)
+            ends.append((last, label, color))
     ends.sort(key=lambda end: end[0].images_per_s)
     heights = [(math.log(last.images_per_s) - low) / (high - low) for last, _, _ in ends]
     # The places closest to the lines' ends that are this far apart.
-    half = [NAME_LINE * (1 + said.count("\n")) / 2 for _, said, _ in ends]
+    half = [NAME_LINE * (1 + label.count("\n")) / 2 for _, label, _ in ends]
     apart = list(accumulate((a + b for a, b in pairwise(half)), initial=0))
     fitted = isotonic_regression([y - gap for y, gap in zip(heights, apart)]).x if ends else []
-    for (last, said, color), place, gap in zip(ends, fitted, apart):
+    for (last, label, color), place, gap in zip(ends, fitted, apart):
         end, at = (last.device_images_per_s, last.images_per_s), (1.02, place + gap)
         # The line by itself, as it would count as the text's extent.
         axes.annotate(
@@ -750,7 +816,7 @@ def _write_ends(axes: Axes, found: Sequence[Pipeline]) -> None:
             arrowprops={"arrowstyle": "-", "color": color, "linewidth": 0.7, "shrinkB": 4},
         )  # fmt: skip
         axes.annotate(
-            said, at, (0, 0), "axes fraction", "offset points", va="center", size=9,
+            label, at, (0, 0), "axes fraction", "offset points", va="center", size=9,
             weight="bold", color=color, annotation_clip=False,
         )  # fmt: skip
 
@@ -783,25 +849,27 @@ def timeline(seen: Timeline, title: str = "Use of device, cores, disk and host")
         A figure that shows itself in a notebook; its label holds the titles of all panels.
     """
     panels, missing = _panels(seen)
-    titles = [wrap(said, 100) for said, _, _ in panels]
+    titles = [wrap(panel_title, 100) for panel_title, _, _ in panels]
     heights_in = [height_in for _, height_in, _ in panels]
-    footer = GPU_UTIL if seen.device is None else SIMULATED
     lines = [Line(title, 13, "bold")]
     if seen.device is not None:
         lines.append(Line("Simulated GPU", 10, "bold", WARNING_INK))
     lines += [Line(why, color=SOFT_INK, style="italic") for why in missing]
+    lines.append(Line(GPU_UTIL if seen.device is None else SIMULATED, color=SOFT_INK))
     with page() as figure:
-        content_in = sum(heights_in) + sum(0.36 + 0.17 * said.count("\n") for said in titles)
+        content_in = sum(heights_in) + sum(
+            0.36 + 0.17 * panel_title.count("\n") for panel_title in titles
+        )
         if panels:
             content_in += AXIS_IN
             ratios = {"height_ratios": heights_in}
             drawn = figure.subplots(len(panels), sharex=True, squeeze=False, gridspec_kw=ratios)
-            for axes, said, (_, _, draw) in zip(drawn[:, 0], titles, panels):
-                axes.set_title(said, loc="left", size=9)
+            for axes, panel_title, (_, _, draw) in zip(drawn[:, 0], titles, panels):
+                axes.set_title(panel_title, loc="left", size=9)
                 draw(axes)
             axes.set_xlim(0, seen.duration_s or 1.0)
             axes.set_xlabel("seconds")
-        frame(figure, lines, footer, content_in, shown=[said for said, _, _ in panels])
+        frame(figure, lines, "", content_in, shown=[panel_title for panel_title, _, _ in panels])
     return figure
 
 

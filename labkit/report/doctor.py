@@ -79,8 +79,8 @@ def doctor(data: Path | str | None = None, **folders: Path | str) -> Table:
         rows.append(("multiprocessing_context fork", "skipped", why))
     rows.append(("hard disk", *hard_disk()))
     refused = decoding.why_not()
-    found = ", ".join(name for name in decoding.DECODERS if name not in refused)
-    rows.append(("decoders", found, ""))
+    usable = ", ".join(name for name in decoding.DECODERS if name not in refused)
+    rows.append(("decoders", usable, ""))
     rows += [(f"decoder {name}", "skipped", reason) for name, reason in refused.items()]
     return Table([dict(zip(("", "here", "remark"), row)) for row in rows])
 

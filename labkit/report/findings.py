@@ -99,13 +99,13 @@ def savings(run: StoredRun, *, epochs: int, images: int) -> Table:
             }
         )
     best = winner(summary, among=extrapolated)
-    found = f"Winner: {best.variant}" if best else "No variant is measurably faster"
+    winner_text = f"Winner: {best.variant}" if best else "No variant is measurably faster"
     verdict = "" if summary.judged else f"; no verdict in {summary.mode} mode"
     return Table(
         cells,
         heading=(f"{epochs} epochs of {images:,} images", *warnings(summary)),
         notes=(
-            f"{found}{verdict}.",
+            f"{winner_text}{verdict}.",
             f"The full data set has {units.count_bytes(data_bytes)}, the page cache holds "
             f"{units.count_bytes(cache_bytes)} ({units.percent(CACHE_SHARE)} of memory): later "
             f"epochs are read from {'memory' if fits else 'the disk'}.",
@@ -141,17 +141,17 @@ def _not_counted(row: Row, run: StoredRun) -> str:
 
 def _speeds(run: StoredRun) -> Table | None:
     """Return what each pipeline reaches with each speed of the device, and loading alone."""
-    found, cells = pipelines(run.summary), []
-    if not found:
+    measured, cells = pipelines(run.summary), []
+    if not measured:
         return None
-    for pipeline in found:
+    for pipeline in measured:
         cells.append({"variant": pipeline.name})
         for point in pipeline.points:
             speed = f"{point.images_per_s:,.0f}"
             cells[-1][f"GPU of {point.device_images_per_s:,.0f}"] = speed
         if pipeline.loading:
             cells[-1][ALONE] = f"{pipeline.loading.images_per_s:,.0f}"
-            base = found[0].loading
+            base = measured[0].loading
             if base and (published := pipeline.loading.row.published or 1) < 1:
                 takes = f"{base.images_per_s / published:,.0f} ({units.normalized(published)})"
                 cells[-1][PUBLISHED_TAKES] = takes
@@ -235,10 +235,10 @@ def _against_memory(run: StoredRun) -> Table | None:
         and disk.cache == "warm"
         and _differ_only_in_medium(variants[disk.variant], variants[row.variant])
     ]
-    found = run.summary.compare(pairs)
+    comparisons = run.summary.compare(pairs)
     cells = []
     for row, disk in pairs:
-        if compared := found.get((row.variant, disk.variant)):
+        if compared := comparisons.get((row.variant, disk.variant)):
             pages = [row.swapped_pages, disk.swapped_pages]
             cells.append(
                 {

@@ -44,7 +44,6 @@ THREAD_LOADER = RECIPES / "thread_loader.py"
 # Where blocks are taken from; the first file decides where several have the same block.
 PROGRAMS = ("image_folder", "uint8_batches", "threads", "packed", "detector", "blocks")
 BLOCK = re.compile(r"^# --- (.*) ---\n", re.MULTILINE)
-COMMENT_COLUMNS = 98
 
 # --- settings -> blocks -----------------------------------------------------------------------
 
@@ -102,8 +101,6 @@ LOG_HANDLERS = {"file": "logging.FileHandler('reports.log')", "terminal": "loggi
 TO_A_SERVER = "logging.handlers.HTTPHandler('localhost:8000', '/', 'POST')"
 COUNTS_METRICS = {"none": False, "loops": True, "vectorized": True}
 SHOWS_BAR = {"none": False, "tqdm": True, "tqdm_loss": True}
-SHOWS_LOSS = {"tqdm_loss": True}
-SAVES_IN_THREAD = {"sync": False, "thread": True}
 # What a program does otherwise than the run: setting -> its value -> the sentence.
 SENTENCES: dict[str, dict[str, str]] = {
     "preprocessor": {
@@ -296,9 +293,11 @@ def _loop(settings: Settings) -> dict[str, object]:
     if settings.memory_format != Settings.memory_format:
         values["MEMORY_FORMAT"] = Code("torch.channels_last")
     if values["PROGRESS_BAR"]:
-        values["PROGRESS_LOSS"] = SHOWS_LOSS.get(settings.progress_bar, False)
+        values["PROGRESS_LOSS"] = settings.progress_bar == "tqdm_loss"
     if settings.checkpoint_every:
-        values["CHECKPOINT_IN_THREAD"] = _pick(SAVES_IN_THREAD, settings, "checkpoint_writer")
+        values["CHECKPOINT_IN_THREAD"] = _pick(
+            {"sync": False, "thread": True}, settings, "checkpoint_writer"
+        )
     if settings.report_every:
         check_sink(settings.report_to)
         sink = settings.report_to.removesuffix(IN_THREAD)
@@ -318,13 +317,13 @@ def _places(run: StoredRun, settings: Settings) -> dict[str, object]:
         return {"FOLDER": stored / "images", "ANNOTATIONS": stored / ANNOTATIONS}
     if data.boxes != "coco":
         return {"FOLDER": folder}
-    found = folder.parent / "annotations" / f"instances_{folder.name}.json", folder
+    places = folder.parent / "annotations" / f"instances_{folder.name}.json", folder
     if data.manifest_hash != UNKNOWN:  # likewise
-        found = folder / ANNOTATIONS, folder / "images"
+        places = folder / ANNOTATIONS, folder / "images"
     elif not run.info.shared_from:
         with contextlib.suppress(OSError, ValueError):  # it may have changed since
-            found = find_annotations(folder) or found
-    return {"FOLDER": found[1], "ANNOTATIONS": found[0]}
+            places = find_annotations(folder) or places
+    return {"FOLDER": places[1], "ANNOTATIONS": places[0]}
 
 
 def _differences(run: StoredRun, settings: Settings) -> Iterator[str]:
@@ -442,7 +441,7 @@ def _source(value: object) -> str:
 
 def _comment(text: str) -> str:
     """Write text as comment lines; `repr` leaves no character in it that ends a line."""
-    lines = textwrap.wrap(repr(text)[1:-1], COMMENT_COLUMNS, break_on_hyphens=False)
+    lines = textwrap.wrap(repr(text)[1:-1], 98, break_on_hyphens=False)
     return "\n".join(f"# {line}" for line in lines)
 
 

@@ -21,7 +21,7 @@ from labkit import units
 from labkit.analysis.simulated import simulated_hardware, warnings
 from labkit.analysis.summary import in_common
 from labkit.analysis.winner import winner
-from labkit.claims.ledger import GROUPS, answer_in_short, answers, weigh_answer
+from labkit.claims.ledger import GROUPS, answer_in_short, answers, rank_as_answer
 from labkit.experiments.catalog import CATALOG
 from labkit.experiments.request import Request
 from labkit.files import unused, write_whole
@@ -126,10 +126,10 @@ def _newest_to_show(results: Path | str) -> list[StoredRun]:
     A run as in the document stands beside the corrected one. A run with verdicts comes before
     newer ones without; where no run is finished, the newest unfinished one is taken.
     """
-    newest = newest_runs(results, lambda info: weigh_answer(info) or 0)
-    published = newest_runs(results, lambda info: 1 if weigh_answer(info) == 0 else None)
+    newest = newest_runs(results, lambda info: rank_as_answer(info) or 0)
+    published = newest_runs(results, lambda info: 1 if rank_as_answer(info) == 0 else None)
     names = [*(name for name in CATALOG if name in newest), *sorted(newest.keys() - CATALOG.keys())]
-    shown = [found[name] for name in names for found in (newest, published) if name in found]
+    shown = [runs[name] for name in names for runs in (newest, published) if name in runs]
     return list({run.folder: run for run in shown}.values())
 
 
@@ -164,9 +164,9 @@ def overview(runs: Sequence[StoredRun]) -> dict[str, Any]:
     best, undetected = [], []
     no_saving: dict[Any, Any] = {}
     untested: dict[Any, Any] = {}
-    stood_in: dict[str, str] = {}
+    what_is_simulated: dict[str, str] = {}
     for number, summary in enumerate((run.summary for run in runs), 1):
-        stood_in |= simulated_hardware(summary.rows)
+        what_is_simulated |= simulated_hardware(summary.rows)
         for row in summary.rows:
             if row.status in ("skipped", "failed"):  # a variant may be in several groups
                 untested.setdefault(readable_reason(row.reason) or row.status, {})[
@@ -182,24 +182,24 @@ def overview(runs: Sequence[StoredRun]) -> dict[str, Any]:
                 elif row.verdict == "inconclusive":
                     undetected.append((row.variant, number))
     summaries = [run.summary for run in runs]
-    said, published = words.answer(summaries), words.beside_the_documents(summaries)
+    fastest, published = words.answer(summaries), words.beside_the_documents(summaries)
     n = len({one["run"] for one in best})
     saving = f"Of {len(runs)} runs, {n} {'shows' if n == 1 else 'show'} a saving."
     are_judged = any(summary.agreement(row) for summary, row in published)
     return {
-        "answer": said if are_judged else f"{saving} {said}".strip(),
+        "answer": fastest if are_judged else f"{saving} {fastest}".strip(),
         "chart": charts.overview(summaries),
         "best": best,
         "no_saving": no_saving,
         "undetected": undetected,
         "untested": untested,
-        "stand_ins": [name.removeprefix("simulated ") for name in stood_in],
+        "simulated": [name.removeprefix("simulated ") for name in what_is_simulated],
     }
 
 
 def _answer_of_one(run: StoredRun) -> str:
-    found = words.result(run.summary)
-    return f"{found[0]}." if found else ""
+    sentences = words.result(run.summary)
+    return f"{sentences[0]}." if sentences else ""
 
 
 def _grouped_claims(
@@ -240,7 +240,7 @@ def claims_table(rows: Sequence[Mapping[str, Any]]) -> Table:
 def _machines(runs: Sequence[StoredRun]) -> list[dict[str, Any]]:
     """Return each machine: its facts, its runs' numbers, from 1, and its name if another one."""
     here = hardware.provenance().machine_id
-    found: list[dict[str, Any]] = []
+    machines: list[dict[str, Any]] = []
     for number, run in enumerate(runs, 1):
         provenance = run.info.provenance
         is_here = provenance.machine_id == here and not run.info.shared_from
@@ -248,11 +248,11 @@ def _machines(runs: Sequence[StoredRun]) -> list[dict[str, Any]]:
             "facts": machine_facts(provenance),
             "elsewhere": "" if is_here else hardware.describe(provenance),
         }
-        known = next((one for one in found if machine.items() <= one.items()), None)
+        known = next((one for one in machines if machine.items() <= one.items()), None)
         if known is None:
-            found.append(known := {**machine, "runs": []})
+            machines.append(known := {**machine, "runs": []})
         known["runs"].append(number)
-    return found
+    return machines
 
 
 def _unfinished(info: RunInfo) -> str:
@@ -273,7 +273,7 @@ def method_facts(run: StoredRun) -> Pairs:
         f"boxes: {data.boxes}" if data.boxes else "",
         f"manifest {data.manifest_hash[:12]}" if data.manifest_hash != UNKNOWN else "",
     ]
-    found = {
+    facts = {
         "run": f"{info.experiment}/{run.folder.name}",
         "data": ", ".join(filter(None, about_data)),
         "images per epoch": units.count(calibration.images) if calibration.images else "",
@@ -284,7 +284,7 @@ def method_facts(run: StoredRun) -> Pairs:
         },
         "settings": _settings({**_in_common(info), "data": None}),
     }
-    return [(name, text) for name, text in found.items() if text]
+    return [(name, text) for name, text in facts.items() if text]
 
 
 def _settings(values: Mapping[str, Any]) -> str:
@@ -313,13 +313,13 @@ def machine_facts(provenance: Provenance) -> Pairs:
     versions = {"python": provenance.python, **provenance.versions}
     system = f"{provenance.platform}, kernel {provenance.kernel}"
     software = [f"{name} {version}" for name, version in versions.items() if version != UNKNOWN]
-    found = [
+    facts = [
         ("machine", hardware.describe(provenance)),
         ("memory", units.count_bytes(provenance.memory_bytes)),
         ("system", f"{system}, virtual" if provenance.virtual else system),
         ("software", ", ".join(software)),
     ]
-    return [(name, text) for name, text in found if text]
+    return [(name, text) for name, text in facts if text]
 
 
 # --- templates --------------------------------------------------------------------------

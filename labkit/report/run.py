@@ -11,13 +11,13 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from labkit.claims.ledger import answers, weigh_answer
+from labkit.claims.ledger import answers, rank_as_answer
 from labkit.experiments.request import Request
 from labkit.files import write_whole
 from labkit.report import bars, charts, recipe, share
 from labkit.report.report import claims_table, report
 from labkit.runs import runner, store
-from labkit.runs.active import Progress
+from labkit.runs.active_run import Progress
 from labkit.runs.experiment import Experiment
 from labkit.runs.store import StoredRun, explain_unwritable, newest_runs
 from labkit.settings import pick
@@ -61,7 +61,8 @@ class Run(StoredRun):
         """Draw a chart.
 
         Args:
-            kind: one of `charts`; None: the first. "times": normalized times; "epochs": the epochs
+            kind: one of `charts`; None: the first. "times": normalized times; "utilization": how
+                busy the GPU is over time, before and after the fix; "epochs": the epochs
                 one by one, with what was in memory and what came from a disk; "curve": normalized
                 time over how often the training loop does something, or the time of look-ups over
                 what they are made in; "roofline": training speed over the speed of the device.
@@ -72,8 +73,8 @@ class Run(StoredRun):
         Examples:
             >>> run.chart().savefig("chart.png")
         """
-        found = charts.kinds(self.summary)
-        return pick(found, kind or next(iter(found)), "kind")(self.summary)
+        draw_functions = charts.kinds(self.summary)
+        return pick(draw_functions, kind or next(iter(draw_functions)), "kind")(self.summary)
 
     def findings(self) -> Tables:
         """Return the tables that this run supports beside its own: title -> table."""
@@ -130,7 +131,7 @@ class Run(StoredRun):
         return files
 
 
-def _held(stored: StoredRun) -> Run:
+def _as_run(stored: StoredRun) -> Run:
     return Run(**{field.name: getattr(stored, field.name) for field in fields(StoredRun)})
 
 
@@ -174,7 +175,7 @@ def run(
         "cancel": cancel,
         "progress": progress,
     }
-    return _held(runner.run(experiment, mode, **options))
+    return _as_run(runner.run(experiment, mode, **options))
 
 
 def roofline(
@@ -242,7 +243,7 @@ def resume(
             machine.
         RuntimeError: another run is in progress in this process, or another process has this one.
     """
-    return _held(runner.resume(folder, cancel=cancel, progress=progress))
+    return _as_run(runner.resume(folder, cancel=cancel, progress=progress))
 
 
 def find_run(name: Path | str, results: Path | str = "results") -> Run:
@@ -260,7 +261,7 @@ def find_run(name: Path | str, results: Path | str = "results") -> Run:
         >>> lab.find_run("preprocessing").info.status
         'finished'
     """
-    return _held(store.find_run(results, str(name)))
+    return _as_run(store.find_run(results, str(name)))
 
 
 def newest_run(name: str, results: Path | str = "results") -> Run | None:
@@ -273,9 +274,9 @@ def newest_run(name: str, results: Path | str = "results") -> Run | None:
         True
     """
     # A run as in the document answers another question: it never hides a corrected one.
-    runs = newest_runs(results, lambda info: (weight := weigh_answer(info)) and min(weight, 1))
-    found = runs.get(name)
-    return None if found is None else _held(found)
+    runs = newest_runs(results, lambda info: (weight := rank_as_answer(info)) and min(weight, 1))
+    stored = runs.get(name)
+    return None if stored is None else _as_run(stored)
 
 
 def open_shared(file: Path | str, results: Path | str = "results") -> Run:
@@ -289,7 +290,7 @@ def open_shared(file: Path | str, results: Path | str = "results") -> Run:
         FileNotFoundError: there is no such file.
         ValueError: it is not what `Run.share` writes, or is of a newer labkit.
     """
-    return _held(share.open_shared(file, results))
+    return _as_run(share.open_shared(file, results))
 
 
 def claims(results: Path | str = "results", numbers: Sequence[int] = ()) -> Table:

@@ -93,11 +93,11 @@ class Tables(dict):
 
     def _repr_html_(self) -> str:
         return "".join(
-            f"<h4>{escape(title)}</h4>{found.to_html()}" for title, found in self.items()
+            f"<h4>{escape(title)}</h4>{table.to_html()}" for title, table in self.items()
         )
 
     def __repr__(self) -> str:
-        return "\n\n".join(f"{title}\n\n{found}" for title, found in self.items())
+        return "\n\n".join(f"{title}\n\n{table}" for title, table in self.items())
 
 
 def table(summary: Summary, detail: bool = False) -> Table | pd.DataFrame:
@@ -159,13 +159,13 @@ def _cells(summary: Summary, row: Row) -> dict[str, str]:
 
 def _beside_a_sample(summary: Summary, row: Row) -> dict[str, str]:
     """Return the time of one look-up, and the share of a sample's time, in runs that have them."""
-    found = {}
+    cells = {}
     if any(LOOK_UPS in other.labels for other in summary.rows):
         look_ups = row.labels.get(LOOK_UPS)
-        found["per look-up"] = units.seconds(row.time_s / float(look_ups) if look_ups else None)
+        cells["per look-up"] = units.seconds(row.time_s / float(look_ups) if look_ups else None)
     if samples := [x.time_s for x in summary.rows if x.group == SAMPLE and x.time_s]:
-        found["of a sample"] = units.percent(row.time_s and row.time_s / samples[0])
-    return found
+        cells["of a sample"] = units.percent(row.time_s and row.time_s / samples[0])
+    return cells
 
 
 def _text(cell: Any) -> str:

@@ -6,8 +6,6 @@ import textwrap
 import unicodedata
 from collections.abc import Sequence
 
-NOTE_COLUMNS = 98
-
 
 def text_table(
     header: Sequence[str],
@@ -33,7 +31,7 @@ def text_table(
     head, *body = (line.rstrip() for line in lines)
     shown = [*heading, ""] if heading else []
     shown += [head, "  ".join("-" * width for width in widths)]
-    wrapped = (textwrap.fill(x, NOTE_COLUMNS, subsequent_indent="  ") for x in notes)
+    wrapped = (textwrap.fill(x, 98, subsequent_indent="  ") for x in notes)
     return "\n".join([*shown, *body, *([""] if notes else []), *(f"- {x}" for x in wrapped)])
 
 

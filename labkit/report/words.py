@@ -23,9 +23,9 @@ from labkit.experiments.device_speeds import SUFFIX
 from labkit.machine import hardware
 from labkit.parts.devices import FREE_LOADER_MIN_AU
 from labkit.parts.storage.disks import MAX_ERROR_SHARE
-from labkit.records import UNKNOWN, ProvedRates, Provenance, RunInfo
+from labkit.records import EPOCHS, UNKNOWN, ProvedRates, Provenance, RunInfo
 from labkit.runs.store import StoredRun, readable_reason
-from labkit.settings import CORRECTED
+from labkit.settings import CORRECTED, MODES
 
 # Labels of variants whose work is not the same as the baseline's.
 OF_WORK = ("images", "loss", "precision", "training loop", "ranks")
@@ -78,11 +78,13 @@ def other_images(summary: Summary) -> list[str]:
     """Return the variants that read or decode other images than the rest, which charts must say."""
     if "images" in summary.labels:
         return []
-    told: dict[str, dict[str, None]] = {}  # each name once, however many groups a variant is in
+    names_by_images: dict[
+        str, dict[str, None]
+    ] = {}  # each name once, however many groups a variant is in
     for row in summary.rows:
         if "images" in row.labels:
-            told.setdefault(row.labels["images"], {})[row.name] = None
-    return [f"{', '.join(names)}: {images}" for images, names in told.items()]
+            names_by_images.setdefault(row.labels["images"], {})[row.name] = None
+    return [f"{', '.join(names)}: {images}" for images, names in names_by_images.items()]
 
 
 def noise_floor(summary: Summary) -> str:
@@ -94,17 +96,17 @@ def noise_floor(summary: Summary) -> str:
 
 
 def checks(summary: Summary) -> list[str]:
-    """Return how close each stand-in came to what it stands for, measured before the run.
+    """Return how close simulated hardware came to what it simulates, measured before the run.
 
     Returns:
         Lines such as "simulated GPU: 99.7 % busy with a free loader (required: 99 %)";
         empty where nothing stands in.
     """
-    found, info, calibration = [], summary.info, summary.calibration
+    sentences, info, calibration = [], summary.info, summary.calibration
     if calibration.free_loader_au is not None:
         # Several beside each other have not proved it.
-        one = "one " * any(its.ranks > 1 for its in info.variants.values())
-        found.append(
+        one = "one " * any(settings.ranks > 1 for settings in info.variants.values())
+        sentences.append(
             f"{one}simulated GPU: {units.percent(calibration.free_loader_au)} busy with a free "
             f"loader (required: {units.limit(FREE_LOADER_MIN_AU)}"
             f"{_when(calibration.free_loader_checked_utc)})"
@@ -112,24 +114,24 @@ def checks(summary: Summary) -> list[str]:
     proved: dict[str, ProvedRates] = {**info.storages, **info.links}
     for name, facts in proved.items():
         if facts.rates:
-            found.append(
+            sentences.append(
                 f"{name}: {', '.join(map(describe_rate, facts.rates))} (tolerance: "
                 f"{units.limit(MAX_ERROR_SHARE)}{_when(facts.rates_checked_utc)})"
             )
-    return found
+    return sentences
 
 
 def result(summary: Summary) -> list[str]:
     """Return what a run shows, a sentence each."""
     if summary.kind == "roofline":
-        takes = [f"Published: {said}" for said in published_takes(summary).values()]
+        takes = [f"Published: {text}" for text in published_takes(summary).values()]
         return [*filter(None, [with_this_device(summary, pipelines(summary))]), *takes]
     if summary.kind == "operation":
         known = [[row for row in rows if row.time_s] for rows in summary.groups().values()]
         fastest = [min(rows, key=lambda row: row.time_s).name for rows in known if len(rows) > 1]
         counts = Counter(fastest).most_common()
-        found = ", ".join(f"{name} in {n}" for name, n in counts)
-        return [f"Fastest, of {len(fastest)} groups: {found}"] if counts else []
+        answer = ", ".join(f"{name} in {n}" for name, n in counts)
+        return [f"Fastest, of {len(fastest)} groups: {answer}"] if counts else []
     if summary.has_groups:
         of_speeds = [
             f"x = {x:g}: {line}"
@@ -147,7 +149,7 @@ def result(summary: Summary) -> list[str]:
         ]
     best = winner(summary)
     if best is None:
-        found = "; ".join(
+        answer = "; ".join(
             [
                 f"No variant is measurably faster than {base.name}",
                 *(f"{name}: {why}" for name, why in reasons_against_others(summary).items()),
@@ -155,8 +157,39 @@ def result(summary: Summary) -> list[str]:
         )
     else:
         verdict = best.verdict or f"no verdict in {summary.mode} mode"
-        found = f"{best.name}: {normalized(best)} of the time of {base.name}, {verdict}"
-    return [found, *bound(summary)]
+        answer = f"{best.name}: {normalized(best)} of the time of {base.name}, {verdict}"
+    return [answer, *bound(summary)]
+
+
+def headline(summary: Summary) -> str:
+    """Return what a run answers, as the title of its chart; "" where nothing was measured.
+
+    Of several speeds of the device, those with the same answer share it.
+    """
+    if summary.kind != EPOCHS or summary.protocol != CORRECTED:
+        return next(iter(result(summary)), "")
+    if not summary.at_speeds:
+        return "" if summary.has_groups else _headline_of(summary)
+    speeds: dict[str, list[str]] = {}
+    for x, compared in summary.at_speeds.items():
+        if sentence := _headline_of(compared):
+            speeds.setdefault(sentence, []).append(f"{x:g}")
+    return "; ".join(f"{sentence} at x = {' and '.join(at)}" for sentence, at in speeds.items())
+
+
+def _headline_of(summary: Summary) -> str:
+    """Return which variant saves most, or that none does, in one group."""
+    base, *others = summary.rows
+    times = [row.normalized_time for row in others if row.normalized_time is not None]
+    if base.normalized_time is None or not times:
+        return ""
+    best = winner(summary)
+    if best is not None:
+        ends = f" [{units.percent(1 - best.ci_high)}, {units.percent(1 - best.ci_low)}]"
+        return f"{best.name} saves {units.percent(1 - best.normalized_time)}{ends}"
+    ends = " to ".join(units.change(time) for time in dict.fromkeys((min(times), max(times))))
+    who = "No variant is" if len(times) > 1 else f"{others[0].name} is not"
+    return f"{who} measurably faster than {base.name} ({ends})"
 
 
 def _is_the_same_code(summary: Summary, row: Row) -> bool:
@@ -170,7 +203,7 @@ def bound(summary: Summary) -> list[str]:
     base = next((row for row in summary.rows if row.is_baseline), None)
     if summary.x is None or summary.has_groups or base.normalized_time is None:
         return []
-    if any(its.ranks > 1 for its in summary.info.variants.values()):
+    if any(settings.ranks > 1 for settings in summary.info.variants.values()):
         return []  # several GPUs are faster than one
     # What the device computes in the baseline's epochs remains.
     least = units.normalized(documents.least_time(base))
@@ -185,11 +218,11 @@ def several_gpus(summary: Summary) -> list[str]:
     # The run's own, or a real one that was measured beside it.
     own = calibration.device_images_per_s or calibration.gpu_images_per_s
     needs: dict[float, list[str]] = {}  # images/s of one GPU -> what several need
-    for label, its in info.variants.items():
+    for label, settings in info.variants.items():
         x = info.x_of(label)
         one = x * loaded if x else own
-        if one and its.ranks > 1:
-            needs.setdefault(one, []).append(f"{its.ranks} need {its.ranks * one:,.0f}")
+        if one and settings.ranks > 1:
+            needs.setdefault(one, []).append(f"{settings.ranks} need {settings.ranks * one:,.0f}")
     return [
         f"GPUs that train {units.rate(one)} each: {', '.join(several)}; this machine loads "
         f"{units.rate(loaded)}"
@@ -293,9 +326,9 @@ def answer(summaries: Sequence[Summary]) -> str:
         for summary, row in beside_the_documents(summaries)
         if row.normalized_time is not None
     ]
-    said = documents.answer([summary.agreement(row) for summary, row in measured])
+    text = documents.answer([summary.agreement(row) for summary, row in measured])
     what = simulated([row for summary, own in measured for row in (summary.rows[0], own)])
-    return f"{said.removesuffix('.')} ({what})." if what else said
+    return f"{text.removesuffix('.')} ({what})." if what else text
 
 
 def agreement(summary: Summary, row: Row) -> str:
@@ -318,13 +351,14 @@ def proofs(summary: Summary) -> list[str]:
 
     Returns:
         "ssd: 8 of 10 blocks · smallest detectable effect 4.1 % · cold, verified: epoch 1 from disk,
-        epoch 2 from memory", then stand-ins, outliers and trials that were left out.
+        epoch 2 from memory", then simulated hardware, outliers and trials that were left out.
     """
-    found, n = {}, summary.n_blocks
+    text_by_variant, n = {}, summary.n_blocks
     for row in summary.rows:
         if row.normalized_time is None:
             continue
-        noise = "" if row.mde is None else f"smallest detectable effect {units.percent(row.mde)}"
+        is_judged = MODES[summary.mode].judged and row.mde is not None
+        noise = f"smallest detectable effect {units.percent(row.mde)}" if is_judged else ""
         if row.is_baseline:
             noise = "" if summary.has_groups else noise_floor(summary)
         parts = [
@@ -336,8 +370,8 @@ def proofs(summary: Summary) -> list[str]:
             _outliers(row),
             _disturbed(row),
         ]
-        found[row.variant] = " · ".join(filter(None, parts))
-    return [f"{name}: {said}" for name, said in found.items() if said]
+        text_by_variant[row.variant] = " · ".join(filter(None, parts))
+    return [f"{name}: {text}" for name, text in text_by_variant.items() if text]
 
 
 def proof(row: Row) -> tuple[str, str, str]:
@@ -374,12 +408,12 @@ def _cache(row: Row) -> str:
         measured = ["epoch 1 from disk, epoch 2 from memory"]
     if row.swapped_pages:
         measured.append(f"{units.count(row.swapped_pages, 'page')} swapped")
-    found = ", ".join(measured)
+    shares = ", ".join(measured)
     if is_verified:
-        return f"{cache}, verified: {found}"
+        return f"{cache}, verified: {shares}"
     if cache in ("cold", "warm"):
-        return f"{cache}, not verified" + f": {found}" * bool(found)
-    return f"{cache} ({found or 'not measured'})" if cache else found
+        return f"{cache}, not verified" + f": {shares}" * bool(shares)
+    return f"{cache} ({shares or 'not measured'})" if cache else shares
 
 
 def _own_hardware(summary: Summary, row: Row) -> list[str]:
@@ -411,10 +445,10 @@ def own_device(summary: Summary) -> tuple[float | None, str]:
     return summary.calibration.device_images_per_s, name
 
 
-def with_this_device(summary: Summary, found: Sequence[Pipeline]) -> str:
+def with_this_device(summary: Summary, measured_pipelines: Sequence[Pipeline]) -> str:
     """Return each pipeline's speed at the measured speed of the GPU next to this device's."""
     own, name = own_device(summary)
-    measured = [point for pipeline in found for point in pipeline.points]
+    measured = [point for pipeline in measured_pipelines for point in pipeline.points]
     if not own or not measured:
         return ""
     # What was not measured is not said: the nearest speed that was.

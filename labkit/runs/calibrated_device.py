@@ -30,8 +30,8 @@ from labkit.machine.clock import utc_now
 from labkit.parts.devices import DevicePart
 from labkit.records import Calibration
 from labkit.resolve import complete_here, find_part, find_profile, open_data, original
-from labkit.runs.active import single_run_lock
-from labkit.runs.process import Launcher
+from labkit.runs.active_run import single_run_lock
+from labkit.runs.launcher import Launcher
 from labkit.runs.store import explain_unwritable, fits
 from labkit.runs.thresholds import LEAST_PROCESSES, MAX_HALF_INTERVAL_SHARE
 from labkit.settings import INPUT_PX, Settings

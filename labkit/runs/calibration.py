@@ -23,11 +23,11 @@ from labkit.parts.preprocessing import Preprocessor
 from labkit.pipeline import Pipeline, build
 from labkit.records import ROOFLINE, Calibration
 from labkit.resolve import find_part, find_profile
-from labkit.runs.active import ActiveRun
+from labkit.runs.active_run import ActiveRun
 from labkit.runs.calibrated_device import FILE, device_of, is_calibrated, with_device
 from labkit.runs.check_images import check_images
 from labkit.runs.check_simulated import check_simulated_gpu
-from labkit.runs.process import TrialFailed
+from labkit.runs.launcher import TrialFailed
 from labkit.runs.thresholds import MAX_EPOCH_LENGTH_RATIO, SHORT_EPOCH_SHARE
 from labkit.runs.trial import open_trial, warm_up
 from labkit.settings import Mode, Settings

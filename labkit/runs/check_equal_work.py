@@ -26,9 +26,9 @@ from labkit.parts.packing import PIXELS, RESIZED
 from labkit.parts.preprocessing import Preprocessor
 from labkit.pipeline import first_batch
 from labkit.resolve import Resolved, resolve
-from labkit.runs.active import ActiveRun
-from labkit.runs.process import TrialKilled
-from labkit.runs.reasons import batch_bytes, out_of_memory
+from labkit.runs.active_run import ActiveRun
+from labkit.runs.failure_reasons import batch_bytes, out_of_memory
+from labkit.runs.launcher import TrialKilled
 from labkit.settings import Settings
 
 

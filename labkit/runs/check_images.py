@@ -17,10 +17,10 @@ from labkit.machine.clock import utc_now
 from labkit.parts import decoding, packing
 from labkit.records import UNKNOWN, RunInfo
 from labkit.resolve import open_data, original
-from labkit.runs.active import ActiveRun
+from labkit.runs.active_run import ActiveRun
+from labkit.runs.failure_reasons import one_line
 from labkit.runs.kept_checks import KeptCheck, find_kept, hash_sources, keep
-from labkit.runs.process import TrialFailed
-from labkit.runs.reasons import one_line
+from labkit.runs.launcher import TrialFailed
 from labkit.settings import Settings
 
 # Enough for calibration on any machine; more images are checked once the run knows how many it

@@ -43,7 +43,7 @@ from labkit.resolve import (
     own_parts,
     resolve,
 )
-from labkit.runs.active import NO_BASELINE
+from labkit.runs.active_run import NO_BASELINE
 from labkit.runs.calibrated_device import is_calibrated, read_devices
 from labkit.runs.experiment import Experiment
 from labkit.runs.schedule import check_blocks

@@ -26,9 +26,9 @@ from labkit.parts.training.exchange import LINK, Link
 from labkit.pipeline import build
 from labkit.records import ProvedRates, StagedStorage
 from labkit.resolve import find_profile, resolve
-from labkit.runs.active import ActiveRun
+from labkit.runs.active_run import ActiveRun
 from labkit.runs.kept_checks import KeptCheck, find_kept, hash_sources, keep
-from labkit.runs.process import TrialFailed, TrialKilled
+from labkit.runs.launcher import TrialFailed, TrialKilled
 from labkit.runs.ranks import Ranks
 from labkit.runs.thresholds import GPU_TRIES, RATE_TRIES
 from labkit.runs.timing import time_epoch

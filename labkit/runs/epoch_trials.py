@@ -21,17 +21,17 @@ from labkit.analysis.validity import cores_of, disturbed_blocks
 from labkit.contracts import Cancelled, Skip
 from labkit.machine.clock import utc_now
 from labkit.records import EPOCHS, ROOFLINE, AnyTrial
-from labkit.runs.active import ActiveRun
+from labkit.runs.active_run import ActiveRun
 from labkit.runs.calibration import calibrate_run, measure_gpu
 from labkit.runs.check_equal_work import check_equal_work
 from labkit.runs.check_images import check_images
 from labkit.runs.check_simulated import check_storages_and_links
-from labkit.runs.process import TrialFailed, TrialKilled
-from labkit.runs.reads import save_read_counts
+from labkit.runs.launcher import TrialFailed, TrialKilled
+from labkit.runs.read_counts import save_read_counts
 from labkit.runs.schedule import Planned, next_trials
-from labkit.runs.speeds import check_speeds, trial_settings
 from labkit.runs.staging import stage
 from labkit.runs.thresholds import FAILURES_BEFORE_DROPPED
+from labkit.runs.trial_speeds import check_speeds, trial_settings
 
 # How long epochs should be, as a share of the mode's: a roofline has many trials.
 EPOCH_SHARE = {EPOCHS: 1.0, ROOFLINE: 0.5}

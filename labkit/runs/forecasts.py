@@ -10,7 +10,7 @@ from labkit.analysis.forecast import forecast as forecast_from
 from labkit.machine import hardware
 from labkit.records import OPERATION
 from labkit.resolve import gather_facts
-from labkit.runs.active import ActiveRun
+from labkit.runs.active_run import ActiveRun
 from labkit.runs.epoch_trials import EPOCH_SHARE
 from labkit.runs.experiment import Experiment
 from labkit.runs.operation_trials import TRIAL_S

@@ -16,7 +16,7 @@ from typing import Any
 
 from labkit.machine.clock import SystemClock
 from labkit.pipeline import build
-from labkit.runs.reasons import is_out_of_gpu_memory
+from labkit.runs.failure_reasons import is_out_of_gpu_memory
 from labkit.runs.trial import warm_up
 from labkit.settings import Settings
 

@@ -35,8 +35,8 @@ from labkit.parts.preprocessing import PREPROCESSORS
 from labkit.pipeline import shuffled_images
 from labkit.records import AnyTrial, OperationTrial
 from labkit.resolve import open_data
-from labkit.runs.active import ActiveRun
-from labkit.runs.process import TrialFailed
+from labkit.runs.active_run import ActiveRun
+from labkit.runs.launcher import TrialFailed
 from labkit.runs.schedule import Planned, next_trials
 from labkit.runs.store import append_trials
 from labkit.settings import Settings

@@ -19,7 +19,7 @@ from labkit.records import (
     AnyTrial,
     Calibration,
 )
-from labkit.runs.active import ActiveRun, Progress, single_run_lock
+from labkit.runs.active_run import ActiveRun, Progress, single_run_lock
 from labkit.runs.check_run import check_resumable, check_run
 from labkit.runs.epoch_trials import prepare_epochs, run_blocks
 from labkit.runs.experiment import Experiment

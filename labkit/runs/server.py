@@ -44,7 +44,7 @@ JOBS = {
     "check_rates": "labkit.runs.check_simulated",
     "check_link": "labkit.runs.check_simulated",
     "free_loader_utilization": "labkit.runs.check_simulated",
-    "count_reads": "labkit.runs.reads",
+    "count_reads": "labkit.runs.read_counts",
     "search_on_cuda": "labkit.runs.largest_batch",
     "time_operations": "labkit.runs.operation_trials",
 }
@@ -229,7 +229,7 @@ def _run(request: dict, answers: int) -> None:
 
 def _explain(error: BaseException, settings: Settings | None) -> tuple[str, str]:
     """Return the outcome, "failed" or "killed" (a loader worker was), and the reason in a line."""
-    from labkit.runs.reasons import one_line, out_of_memory
+    from labkit.runs.failure_reasons import one_line, out_of_memory
 
     if settings is not None and (reason := out_of_memory(error, settings)):
         return "failed", reason

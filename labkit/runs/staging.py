@@ -32,7 +32,7 @@ from labkit.machine.media import Medium, describe_medium
 from labkit.parts.storage import Storage, locate
 from labkit.records import Cost, Hardware, StagedStorage
 from labkit.resolve import Resolved, open_data, open_reader
-from labkit.runs.active import ActiveRun
+from labkit.runs.active_run import ActiveRun
 from labkit.runs.packs import ensure_pack
 from labkit.settings import Settings
 

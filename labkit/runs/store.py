@@ -35,7 +35,7 @@ from labkit.analysis.summary import Summary, summarize
 from labkit.files import write_whole
 from labkit.records import RUN_SCHEMA, UNKNOWN, AnyTrial, Plain, RunInfo, read_hardware
 from labkit.resolve import record_facts
-from labkit.settings import AS_PUBLISHED, MODES, read_settings
+from labkit.settings import AS_PUBLISHED, MODES, read_settings, with_new_names
 
 RUN_FILE, TRIALS_FILE = "run.json", "trials.jsonl"
 SHARED = "shared"  # folder of results, for runs made elsewhere
@@ -283,7 +283,8 @@ def _migrate(stored: Mapping[str, Any]) -> Facts:
             known["gpu"] = {name: x for name, x in gpu.items() if x is not None}
         facts["provenance"] = known
     if "facts" not in facts and fits(facts.get("variants"), dict[str, dict[str, Plain]]):
-        facts["facts"] = record_facts(facts["variants"])
+        named = {label: with_new_names(own) for label, own in facts["variants"].items()}
+        facts["facts"] = record_facts(named)
     if fits(storages := facts.get("storages"), dict[str, dict[str, Any]]):
         facts["storages"] = {name: _with_hardware(own) for name, own in storages.items()}
     if isinstance(shared := facts.get("shared"), dict):

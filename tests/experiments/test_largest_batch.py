@@ -16,8 +16,8 @@ from labkit.machine.gpu import CudaState
 from labkit.pipeline import Pipeline
 from labkit.resolve import resolve
 from labkit.runs import largest_batch
+from labkit.runs.failure_reasons import is_out_of_gpu_memory
 from labkit.runs.largest_batch import search
-from labkit.runs.reasons import is_out_of_gpu_memory
 from labkit.settings import complete
 
 GIB = 1 << 30

@@ -44,6 +44,7 @@ REQUESTS = [
     Request(experiment="prefetching", protocol=AS_PUBLISHED, mode="document"),
     Request(experiment="prefetching", variants=("data_prefetcher", "both"), baseline="both"),
     Request(experiment="preprocessing", settings={"data": "--mode"}),
+    Request(experiment="workers", added=("num_workers=3", "num_workers=1,pin_memory=no")),
     Request(experiment="storage", roofline=True, settings={"cache": "warm", "num_workers": 2}),
 ]
 

@@ -12,6 +12,7 @@ from nbclient.util import run_sync
 
 import labkit as lab
 from benchmarks.lab_page import why_no_browser
+from benchmarks.notebooks import OF_REFERENCE, outputs_of
 from labkit.runs.calibrated_device import FILE
 from tests.processes import PATIENCE_S
 
@@ -22,8 +23,8 @@ FEW = {"images": 24}
 # Four processes have a batch each; a steady rate takes three batches of every worker.
 SMALLER = {
     **{name: {"batch_size": 4} for name in ("02_prefetching", "03_storage", "05_opencv_vs_pil")},
-    "13_distributed": {"batch_size": 2},
-    "14_roofline": {"batch_size": 4},
+    "10_distributed": {"batch_size": 2},
+    "11_roofline": {"batch_size": 4},
 }
 # Nothing is measured here: calibrate in no time, as all tests do, and run few and short trials.
 SHORT = """
@@ -44,13 +45,20 @@ def parameters(notebook):
     return cell
 
 
-@ALL
-def test_a_notebook_is_committed_without_outputs(path):
-    notebook = nbformat.read(path, as_version=4)
-    nbformat.validate(notebook)
-    assert all(
-        not c.outputs and c.execution_count is None for c in notebook.cells if "outputs" in c
-    )
+@pytest.mark.parametrize(
+    ("cells", "shown"),
+    [
+        (["run = lab.run(lab.experiment('storage'), mode)", "run.chart()"], [[], ["image/png"]]),
+        (["run = lab.run(lab.experiment('storage'), mode)", "run.table()"], [[], ["text/html"]]),
+        (["run = lab.run(lab.experiment('nothing'), mode)", "run.table()"], [[], []]),
+        (["lab.doctor(data)"], [[]]),
+    ],
+)
+def test_outputs_are_those_of_the_runs_in_the_repository(cells, shown):
+    names = {"lab": OF_REFERENCE, "mode": "quick"}
+    outputs = [outputs_of(cell, names) for cell in cells]
+    kinds = [[kind for one in of_cell for kind in one.data] for of_cell in outputs]
+    assert [[kind for kind in of_cell if kind != "text/plain"] for of_cell in kinds] == shown
 
 
 @ALL

@@ -62,6 +62,70 @@ def test_what_is_changed_and_only_that_is_asked_for(form):
     assert form.request() == Request(experiment="prefetching")
 
 
+def describe_variant(form, like, setting, value):
+    """Fill in the line that adds a variant, and press its button."""
+    (line,) = [w for w in below(form.box) if "labkit-add" in getattr(w, "_dom_classes", ())]
+    _, likes, _, settings, _, values, button = line.children
+    likes.value, settings.value = like, setting
+    offered = values.options
+    values.value = value
+    button.click()
+    return offered
+
+
+def test_another_variant_with_one_change_can_be_added():
+    form, problems = Form(Request(experiment="workers")), []
+
+    def changed(_):
+        try:
+            form.add()
+        except ValueError as problem:
+            problems.append(str(problem))
+
+    form.observe(changed)
+    describe_variant(form, "no workers", "decoder", "pillow")
+    assert problems == []
+    (own,) = form.request().added
+    assert own == "decoder=pillow,num_workers=0"
+    built = form.refresh().build()
+    assert (built.settings[own].num_workers, built.settings[own].decoder) == (0, "pillow")
+    labelled(form.box, own).value = False
+    assert own not in form.request().build().variants
+    labelled(form.box, own).value = True
+    labelled(form.box, "baseline").value = own
+    assert form.request().build().baseline == own
+    for value, why in (
+        ("pillow", "variant must differ from all others, got decoder=pillow"),
+        ("webp", "decoder must be one of "),
+        ("", "decoder must be one of "),
+    ):
+        describe_variant(form, "no workers", "decoder", value)
+        assert problems.pop().startswith(why)
+    assert form.request().added == (own,)
+    form.reset()
+    assert form.request() == Request(experiment="workers")
+
+
+def test_the_setting_that_varies_is_offered_first_with_its_values():
+    offered = describe_variant(Form(Request(experiment="opencv_vs_pil")), "opencv", "decoder", "")
+    assert {"pillow", "simplejpeg"} <= {*offered}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ("workers=3", "variant must be setting=value with one of images, "),
+        ("data=/home/ada", "variant must be setting=value with one of images, "),
+        ("storage=/home/ada", "variant must be setting=value with one of images, "),
+        ("num_workers=many", "num_workers must be a whole number, got 'many'"),
+        ("pin_memory=maybe", "pin_memory must be yes or no, got 'maybe'"),
+    ],
+)
+def test_changes_that_cannot_be_read_are_refused(changes, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        lab.choose(lab.experiment("workers"), add=[changes])
+
+
 def test_the_help_says_what_auto_means_now(form):
     form.refresh()
     assert help_of(form, "input_px").startswith("auto: 256 · ")

@@ -12,7 +12,7 @@ from small import SMALL
 import labkit as lab
 from labkit.panel import job
 from labkit.panel.job import Job
-from labkit.runs.active import single_run_lock
+from labkit.runs.active_run import single_run_lock
 from tests.processes import PATIENCE_S
 
 
@@ -56,7 +56,7 @@ def test_a_watcher_that_raises_does_not_end_the_run():
     told = Job("test", run)
     told.go()
     assert (told.state, told.error) == ("finished", None)
-    assert told.said[0] == "RuntimeError while the run was shown: no window"
+    assert told.messages[0] == "RuntimeError while the run was shown: no window"
 
 
 def test_there_is_one_job_at_a_time():

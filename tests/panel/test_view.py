@@ -95,11 +95,12 @@ def test_run_shows_rows_and_then_the_result_from_disk(panel, small, tmp_path):
     assert len(list(filter(None, seen))) > 1  # drawn while the run goes on, too
     assert said(panel, "status") == "finished: trial 3 of 3"
     assert said(panel, "forecast").startswith("About ")
-    assert 'alt="Which decoder is &lt;faster&gt;?' in shown(panel, "result")
+    assert "Which decoder is &lt;faster&gt;?" in shown(panel, "result")
     assert "<table" in shown(panel, "result")
     assert can_press(panel) == ["Run", "Reset", "Show", "PNG"]
     (folder,) = lab.list_runs(tmp_path)
     assert [value for _, value in labelled(panel, "runs").options] == [folder]
+    assert panel.run.folder == folder
 
     # The same without running: what a reopened notebook finds.
     again = lab.panel(small, results=tmp_path)

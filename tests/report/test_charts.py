@@ -138,10 +138,10 @@ def test_the_alternative_text_holds_all_that_the_chart_shows_and_where_it_comes_
     summary = replace(summary, run="20261121T191222Z-1f2e")
     figure, row = charts.times(summary), summary.rows[1]
     text, origin = figure.get_label(), words.origin(summary)
-    foot = min(texts(figure), key=lambda t: t.get_window_extent().y0)
-    assert foot.get_text().replace("\n", " ") == origin
+    assert figure.labkit_caption == origin
+    assert origin not in everything_written(figure)  # below the picture, and in its file
     assert text.endswith(f" {origin}.")
-    assert text.startswith(summary.question)
+    assert text.startswith(f"{words.headline(summary)}. {summary.question}")
     interval = units.interval(row.ci_low, row.ci_high)
     for part in (
         "Simulated GPU",
@@ -519,3 +519,31 @@ def test_no_text_is_cut_off_or_overlaps_on_screen_and_in_print(draw):
     check_texts_are_whole_and_apart(figure)
     check_texts_are_whole_and_apart(figure, dpi=300)
     assert min(text.get_fontsize() for text in texts(figure)) >= 8  # can be read in print
+
+
+# --- answers and utilization ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("times", "answer"),
+    [
+        ({"original": 1.0, "fast": 0.5}, r"fast saves \d+\.\d % \[\d+\.\d %, \d+\.\d %\]"),
+        ({"original": 1.0, "same": 1.0}, r"same is not measurably faster than original \(.*\)"),
+        ({"a": 1.0, "b": 1.0, "c": 1.3}, r"No variant is measurably faster than a \(.* to .*\)"),
+    ],
+)
+def test_the_title_answers(times, answer):
+    summary = make_summary(times)
+    title = charts.times(summary).get_label()
+    assert re.match(answer, title)
+    assert summary.question in title
+
+
+def test_utilization_is_drawn_before_and_after_the_fix():
+    summary = make_summary({"original": 1.0, "slower": 1.5, "fast": 0.5})
+    figure = charts.utilization(summary)
+    names = [axes.get_title(loc="left") for axes in figure.axes]
+    assert names == ["original", "fast"]
+    # The fake device computes 70 % of every epoch.
+    assert figure.get_label().startswith("The GPU computes 70% of the time with original, 70%")
+    check_texts_are_whole_and_apart(figure)

@@ -13,14 +13,14 @@ from labkit.parts.devices import FREE_LOADER_MIN_AU
 from labkit.parts.storage.disks import MAX_ERROR_SHARE
 from labkit.runs import check_simulated
 from labkit.runs import check_simulated as module
-from labkit.runs.active import ActiveRun
+from labkit.runs.active_run import ActiveRun
 from labkit.runs.check_simulated import (
     check_simulated_gpu,
     check_storages_and_links,
     free_loader_utilization,
 )
 from labkit.runs.kept_checks import FILE
-from labkit.runs.process import TrialKilled
+from labkit.runs.launcher import TrialKilled
 from labkit.runs.store import create_run
 from tests.fake_clock import FakeClock
 

@@ -15,9 +15,9 @@ from labkit import units
 from labkit.claims.ledger import answers
 from labkit.records import OperationTrial
 from labkit.report.run import Run
-from labkit.runs.active import ActiveRun
+from labkit.runs.active_run import ActiveRun
 from labkit.runs.check_run import check_resumable, check_run
-from labkit.runs.process import TrialKilled
+from labkit.runs.launcher import TrialKilled
 
 EXAMPLES = Path(__file__).parents[2] / "results" / "examples" / "2-cores-simulated"
 GROUPS = ("decode, 320×240", "crop, 320×240")

@@ -12,7 +12,7 @@ from labkit.contracts import Skip
 from labkit.experiments.device_speeds import over_device_speeds
 from labkit.experiments.request import Request
 from labkit.parts.devices import Profile, SimulatedGpu
-from labkit.runs import speeds
+from labkit.runs import trial_speeds
 from labkit.runs.store import TRIALS_FILE, write_info
 
 # Six batches: fewer have no steady rate.
@@ -22,7 +22,7 @@ FEW = {"variants": ("original", "simplified"), "settings": SMALL}
 
 @pytest.fixture(scope="module", autouse=True)
 def a_machine_too_slow_for_the_fastest_device():
-    check = speeds.check_simulated_gpu
+    check = trial_speeds.check_simulated_gpu
 
     def slow(run, settings):
         if settings.gpu_images_per_s > 2.5 * run.info.calibration.load_images_per_s:
@@ -30,7 +30,7 @@ def a_machine_too_slow_for_the_fastest_device():
         return check(run, settings)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(speeds, "check_simulated_gpu", slow)
+        patch.setattr(trial_speeds, "check_simulated_gpu", slow)
         yield
 
 

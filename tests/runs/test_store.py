@@ -86,8 +86,8 @@ def test_a_run_of_a_newer_labkit_is_one_line_and_hides_no_other(tmp_path, capsys
 
 
 def test_the_facts_of_an_older_run_are_found_when_it_is_read(tmp_path):
-    variants = {"a": {"loader": "resident"}}
-    facts = {"a": {"repeats_one_batch": True}}
+    variants = {"a": {"loader": "resident", "device": "emulated"}}
+    facts = {"a": {"repeats_one_batch": True, "is_simulated": True}}
     stored = fake_json(["a"], variants=variants)
     assert store.from_json(stored).facts_of("a").repeats_one_batch
     folder = create_run(tmp_path, store.from_json(stored))

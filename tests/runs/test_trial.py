@@ -17,11 +17,11 @@ from labkit.parts.prefetching import PREFETCHERS
 from labkit.parts.training import STEPS, Step
 from labkit.records import Trial
 from labkit.runs import trial
+from labkit.runs.launcher import Launcher
 from labkit.runs.packs import ensure_pack
-from labkit.runs.process import Launcher
 from labkit.runs.timing import time_epoch
 from labkit.settings import Settings
-from tests.runs.test_process import measure, settings
+from tests.runs.test_launcher import measure, settings
 
 # A page of a library that nothing had touched before comes with its neighbors, some 100 KiB.
 PROGRAM_BYTES = 1 << 20

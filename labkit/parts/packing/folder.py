@@ -201,24 +201,24 @@ def open_folder(path: Path | str) -> FolderReader:
             f"data must be a finished folder, got {str(path)!r}; "
             "run the command that makes it again, and it goes on where it stopped"
         )
-    found = find_annotations(root)
+    annotated = find_annotations(root)
     annotations = None
     boxes: dict[str, np.ndarray] = {}
-    if found is None:
+    if annotated is None:
         names = _find_jpegs(root)
     else:
-        annotations, images = found
+        annotations, images = annotated
         present = set(_find_jpegs(images))
         # A whole folder of ours keeps what is missing on disk, for `read` and `verify` to name.
         names, boxes = read_coco(annotations, None if manifest else present)
         prefix = "" if images == root else images.relative_to(root).as_posix() + "/"
         names = [prefix + name for name in names]
     if not names:
-        of = f", none of the images in {found[0]}" if found else ", no .jpg file below it"
+        of = f", none of the images in {annotated[0]}" if annotated else ", no .jpg file below it"
         raise ValueError(f"data must hold JPEG images, got {str(path)!r}{of}; {LAYOUTS}")
     return FolderReader(
         root=root,
-        boxes="coco" if found else "synthesized",
+        boxes="coco" if annotated else "synthesized",
         manifest_sha256=manifest_sha256,
         stored=manifest.get("stored", "jpeg"),
         listing=Listing.of_names(names, **boxes),

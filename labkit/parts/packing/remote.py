@@ -21,7 +21,6 @@ from labkit import install
 from labkit.contracts import Cancelled
 from labkit.files import bar, whole
 
-CONNECTIONS = 8
 WHOLE = ".copied-from-url"  # in a copy that is whole
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]+://")  # one letter is a drive of Windows
 
@@ -88,7 +87,7 @@ def download(data: str, *, cancel: threading.Event | None = None, progress: bool
 
     try:
         files = _list_files(system, root, is_http=data.lower().startswith("http"))
-        with ThreadPoolExecutor(CONNECTIONS) as pool:
+        with ThreadPoolExecutor(8) as pool:
             fetched = pool.map(fetch, *zip(*files))
             for _ in bar(
                 fetched, desc=f"copying to {folder}", total=len(files), disable=not progress

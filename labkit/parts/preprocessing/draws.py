@@ -15,7 +15,6 @@ import numpy as np
 
 from labkit.contracts import Sample
 
-FLIP_PROBABILITY = 0.5
 COLOUR_REACH = 0.4  # brightness, contrast and saturation are scaled by 0.6 to 1.4
 LIGHTING_STD = 0.1  # AlexNet's PCA lighting
 BORDER_PX = 128  # the crop's centre stays this far from the image's edge where it can
@@ -64,7 +63,7 @@ def draw(sample: Sample) -> Draws:
     border_x, border_y = _border(width), _border(height)
     x = float(rng.integers(border_x, width - border_x))
     y = float(rng.integers(border_y, height - border_y))
-    flipped = bool(rng.random() < FLIP_PROBABILITY)
+    flipped = bool(rng.random() < 0.5)
     order = rng.permutation(3)
     factors = rng.uniform(1 - COLOUR_REACH, 1 + COLOUR_REACH, 3)
     return Draws(

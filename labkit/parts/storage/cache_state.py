@@ -33,7 +33,6 @@ from labkit.settings import pick
 TRIES = 3
 SAMPLES = 3  # files of a filesystem; another program may have one mapped
 RETRY_PAUSE_S = 0.1  # pages under write-back or read-ahead are free again after milliseconds
-CHUNK_BYTES = 1 << 20
 
 # Filesystems whose cache fadvise does not reach -> why not.
 KEEPS_FILES = {
@@ -212,7 +211,7 @@ def make_warm(paths: Iterable[Path]) -> None:
     Raises:
         OSError: a file cannot be read.
     """
-    buffer = bytearray(CHUNK_BYTES)
+    buffer = bytearray(1 << 20)
     for path in paths:
         with path.open("rb", buffering=0) as file:
             while file.readinto(buffer):

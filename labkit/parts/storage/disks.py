@@ -1,8 +1,8 @@
-"""The disks that stand in where a machine has none of their kind, and how their rates are proved.
+"""Disks that are simulated where a machine has none of their kind, and how rates are proved.
 
     Disk ──▶ slow_disk: the kernel limits real reads to its figures
          ──▶ modelled:  our own reader waits as long as it would take
-    Rate: what a stand-in should deliver, and what processes that read at once measured
+    Rate: what a simulated disk should deliver, and what processes that read at once measured
 
 A hard disk has one arm: however many processes read, seeks come one after the other. So `channels`
 is 1 there, and adding workers must not help.
@@ -91,7 +91,7 @@ MEMORY = Disk(
 
 @dataclass(frozen=True, kw_only=True)
 class Rate:
-    """What a stand-in should deliver here, and what it did."""
+    """What a simulated disk should deliver here, and what it did."""
 
     pattern: Pattern
     unit: Unit

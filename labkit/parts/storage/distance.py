@@ -1,4 +1,4 @@
-"""Distance: data far away, stood in for by a server on this machine that answers late.
+"""Distance: data far away, simulated by a server on this machine that answers late.
 
     request ──▶ server: one round trip, then the body at the link's rate ──▶ reader
                 (one round trip more for a new connection; one link for all connections)
@@ -40,9 +40,6 @@ from labkit.records import Hardware
 FORM = "far_<round trip>ms_<bandwidth>mbit, as far_20ms_1000mbit, or with _staged after it"
 NAME = re.compile(r"far_(\d{1,5})ms_([1-9]\d{0,6})mbit(_staged)?")
 COPIES = Path("/var/tmp")  # not /tmp, which is memory on many systems
-OWN_TRIPS = 50
-CHECK_READERS = (1, 4)
-CHECK_MAX_S = 0.5
 CHECK_TRIPS = (8, 200)  # fewest and most small requests of a check
 PIECE_BYTES = 1 << 20
 ANSWER_TIMEOUT_S = 60.0
@@ -108,13 +105,13 @@ class Distance(Storage):
         seconds: float,
     ) -> list[Rate]:
         """Measure round trips, and bytes per second of 1 and 4 readers; see `Storage.measure`."""
-        seconds = min(seconds, CHECK_MAX_S)
+        seconds = min(seconds, 0.5)
         trips = int(seconds / self.rtt_s) if self.rtt_s else CHECK_TRIPS[1]
         trips = min(max(trips, CHECK_TRIPS[0]), CHECK_TRIPS[1])
         try:
             # The median: what another program takes of one trip is not the distance's doing.
             trip_s = _trip_s(self.address, f"{ZEROS}/0", trips)
-            together = {n: self._bytes_per_s(n, start_method, seconds) for n in CHECK_READERS}
+            together = {n: self._bytes_per_s(n, start_method, seconds) for n in (1, 4)}
         except OSError as error:
             raise Skip(f"the distance's server does not answer: {error}") from error
         round_trips = Rate(
@@ -299,4 +296,4 @@ def _trip_s(address: str, path: str, trips: int) -> float:
 
 def _own_s(address: str) -> float:
     """Measure what a request takes here beyond its wait: the loopback, and late awakenings."""
-    return max(0.0, _trip_s(address, SOON, OWN_TRIPS) - SOON_S)
+    return max(0.0, _trip_s(address, SOON, 50) - SOON_S)

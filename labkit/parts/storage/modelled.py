@@ -301,15 +301,15 @@ class Timetable:
         # The channel that is free for the shortest time: a reader then stays on its own, and
         # those whose clock is behind find the others free.
         best_s = max((time_s for time_s in free_s if time_s <= request_s), default=min(free_s))
-        found_s = max(best_s, request_s)
+        reached_s = max(best_s, request_s)
         if offset != state.head:
-            found_s += self._disk.access_s
+            reached_s += self._disk.access_s
             state.accesses += 1
         # Readers run ahead before they sleep, so requests come out of order. The bus counts how
         # long it is busy, not when: what it idled in the last `DISORDER_S` may still be used.
         transfer_s = file_bytes / self._disk.bytes_per_s
-        state.bus_free_s = max(state.bus_free_s, found_s - DISORDER_S) + transfer_s
-        end_s = max(state.bus_free_s, found_s + transfer_s)  # not sooner than alone
+        state.bus_free_s = max(state.bus_free_s, reached_s - DISORDER_S) + transfer_s
+        end_s = max(state.bus_free_s, reached_s + transfer_s)  # not sooner than alone
         self._channel_free_s[free_s.index(best_s)] = end_s
         state.head = offset + file_bytes
         state.read_bytes += file_bytes

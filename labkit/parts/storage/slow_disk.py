@@ -68,7 +68,6 @@ SPARE_FILES = 1024  # folders, and the files that labkit keeps beside the data
 PER_FILE_BYTES = BLOCK_BYTES + 256  # at most a block for its end, and the inode
 
 WAIT_S = 2.0  # for another process's work on the folder, and for readers that are about to end
-PAUSE_S = 0.05
 LEAD_IN_S = 0.25  # of a measurement: the kernel lets the first reads through for nothing
 SLICE_S = 0.1  # of the kernel's throttle, block/blk-throttle.c
 
@@ -422,7 +421,7 @@ def _insist(step: Callable[[], T]) -> T:
         except OSError:
             if time.monotonic() > deadline_s:
                 raise
-            time.sleep(PAUSE_S)
+            time.sleep(0.05)
 
 
 def _mounts(point: Path) -> int:
@@ -537,10 +536,10 @@ def _delivered_per_s(timed: Sequence[tuple[float, list[tuple[float, int]]]]) -> 
         if 0 <= number < len(slices):
             slices[number] += count
     ends_s = [begin_s + number * SLICE_S for number in range(len(slices) + 1)]
-    found = steady_rate([(ends_s, [0, *slices])], workers=0)
-    if found.reason:
+    delivered = steady_rate([(ends_s, [0, *slices])], workers=0)
+    if delivered.reason:
         raise OSError(
             f"{len(reads)} reads were over within {max(len(slices), 1) * SLICE_S:.1f} s, which is "
             "too short for a steady rate"
         )
-    return found.images_per_s
+    return delivered.images_per_s

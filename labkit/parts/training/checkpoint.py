@@ -173,6 +173,6 @@ def check_folder_name(name: str) -> None:
 
 
 def _media() -> dict[str, Path]:
-    # A stand-in for a slow disk slows reads only, so none can be chosen here.
+    # A simulated disk slows reads only, so none can be chosen here.
     named = {name: folder for name, folder in media.media().items() if name != "data"}
     return {"here": Path.cwd(), "tmpfs": shared_memory.FOLDER, **named}

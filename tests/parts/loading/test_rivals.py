@@ -25,8 +25,8 @@ from labkit.parts.loading.dali import DaliLoader
 from labkit.pipeline import open_loader
 from labkit.resolve import resolve
 from labkit.runs.check_equal_work import compare_work
+from labkit.runs.launcher import Launcher
 from labkit.runs.packs import ensure_pack
-from labkit.runs.process import Launcher
 from tests.parts.loading.test_loading import assert_nothing_left
 from tests.processes import PATIENCE_S
 

@@ -23,12 +23,12 @@ from labkit.parts.training.callbacks import (
     Totals,
     open_callbacks,
 )
-from labkit.runs.process import Launcher
+from labkit.runs.launcher import Launcher
 from labkit.runs.timing import time_epoch
 from labkit.settings import Settings
 from tests.fake_clock import FakeClock
 from tests.parts.test_devices import PROFILE
-from tests.runs.test_process import measure
+from tests.runs.test_launcher import measure
 from tests.runs.test_timing import pipeline
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from small import completed
 
-from labkit.runs.reasons import is_out_of_gpu_memory, out_of_memory
+from labkit.runs.failure_reasons import is_out_of_gpu_memory, out_of_memory
 from labkit.settings import Settings
 
 

@@ -11,9 +11,9 @@ from labkit.machine import page_cache
 from labkit.parts.storage import modelled
 from labkit.parts.storage.disks import HARD_DISK
 from labkit.resolve import open_reader
-from labkit.runs import reads
+from labkit.runs import read_counts
 from labkit.runs.packs import ensure_pack
-from labkit.runs.reads import count_reads
+from labkit.runs.read_counts import count_reads
 from tests.fake_clock import FakeClock
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="counts are Linux's")
@@ -56,7 +56,7 @@ def test_a_copy_is_as_fast_as_cold_images_are_read_in_their_order(photos, monkey
     clock = FakeClock()  # of the model and of who times it: a busy machine would add to both
     with monkeypatch.context() as patch:
         patch.setattr(modelled, "SleepingClock", lambda: clock)
-        patch.setattr(reads, "time", SimpleNamespace(perf_counter=clock.now))
+        patch.setattr(read_counts, "time", SimpleNamespace(perf_counter=clock.now))
         found = count_reads(settings(photos, storage="modelled_hdd"), timed=True)
     # A disk's arm need not move from file to file, and at random it reads some 9 MB/s.
     image_bytes = sum(path.stat().st_size for path in photos.rglob("*.jpg")) / 24

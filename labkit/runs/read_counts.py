@@ -25,8 +25,8 @@ from labkit.machine import procfs
 from labkit.pipeline import Source, open_loader
 from labkit.records import ReadCounts
 from labkit.resolve import resolve
-from labkit.runs.active import ActiveRun
-from labkit.runs.process import TrialFailed
+from labkit.runs.active_run import ActiveRun
+from labkit.runs.launcher import TrialFailed
 from labkit.runs.thresholds import MAX_USUAL_REQUESTS
 from labkit.settings import Settings
 

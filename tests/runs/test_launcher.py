@@ -20,7 +20,7 @@ from small import completed
 from labkit import resolve
 from labkit.machine import hardware
 from labkit.parts.decoding import DECODERS, decode_opencv
-from labkit.runs.process import (
+from labkit.runs.launcher import (
     Cancelled,
     Launcher,
     TrialFailed,

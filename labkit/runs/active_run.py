@@ -18,7 +18,7 @@ from labkit.files import bar, progress_stream
 from labkit.machine.clock import utc_now
 from labkit.records import AnyTrial, Facts, RunInfo
 from labkit.resolve import Resolved, resolve
-from labkit.runs.process import Launcher, TrialKilled
+from labkit.runs.launcher import Launcher, TrialKilled
 from labkit.runs.schedule import Planned
 from labkit.runs.store import append_trials, explain_unwritable, write_info
 from labkit.settings import MODES, Settings

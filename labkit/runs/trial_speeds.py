@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from labkit.contracts import Skip
 from labkit.resolve import find_profile
-from labkit.runs.active import ActiveRun
+from labkit.runs.active_run import ActiveRun
 from labkit.runs.calibrated_device import with_device
 from labkit.runs.check_simulated import check_simulated_gpu
 from labkit.settings import Settings
