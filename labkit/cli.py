@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn, cast
 
 from labkit import install
-from labkit.diagnosis.diagnose import BUDGET_S
+from labkit.diagnosis.diagnose import BUDGET_S, check_budget
 from labkit.diagnosis.live_script import diagnose_script
 from labkit.diagnosis.outside import watch_from_outside
 from labkit.diagnosis.script import Program, load, run
@@ -80,6 +80,10 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _diagnose(options: Options) -> int:
+    try:
+        check_budget(options.budget_s)
+    except ValueError as error:
+        parser().error(str(error))
     return diagnose_script(
         _program("diagnose", options),
         budget_s=options.budget_s,

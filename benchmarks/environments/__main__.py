@@ -43,7 +43,7 @@ DIAGNOSE_S = 12
 CACHE = ("cold", "warm", "cold, mapped")
 COLUMNS = ("doctor", "prefetching", "storage", "watch", "diagnose", *CACHE, "left")
 SHORT = 24  # letters of a cell in the table; the rest is printed below it
-IN_CI = ("overlay-lower", "overlay-upper", "shm-64mb", "user")
+IN_CI = ("overlay-lower",)
 NOT_IN_CI = ("storage", "diagnose")
 # Where memory can be looked at, and files evicted: there cold and warm have to be claimed.
 CLAIMS = ("overlay-lower", "overlay-upper", "shm-64mb", "no-sys-admin", "ext4", "no-sys")

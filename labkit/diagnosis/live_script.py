@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from labkit import files, units
-from labkit.diagnosis.diagnose import Diagnosis, check_budget
+from labkit.diagnosis.diagnose import Diagnosis
 from labkit.diagnosis.live import Ended, LiveDiagnosis, supplying
 from labkit.diagnosis.script import Program, execute, show_as_without, start_children_with
 from labkit.diagnosis.watch import rank_of_launcher, say
@@ -51,10 +51,8 @@ def diagnose_script(
         Exit status: 0; 1 where there is no diagnosis, or it ended early.
 
     Raises:
-        ValueError: an argument has a wrong value.
         BaseException: what the script raises before it is diagnosed.
     """
-    check_budget(budget_s)
     folder = Path(tempfile.mkdtemp(prefix="labkit-diagnose-"))  # one that a child was diagnosed in
     request = {
         "budget_s": budget_s,

@@ -231,18 +231,19 @@ class _Add:
         varied = [name for name in names if name not in _shared(whole)]
         narrow: dict[str, Any] = {"layout": {"width": "auto"}}
         self.is_pressed = False
-        self.like = widgets.Dropdown(**narrow)
-        self.setting = widgets.Dropdown(
+        self.like = widgets.Dropdown(description="like", **narrow)
+        self.setting = widgets.Dropdown(description="but with", 
             options=[*varied, *(name for name in names if name not in varied)], **narrow
         )
-        self.value = widgets.Combobox(placeholder="value", layout={"width": "130px"})
+        self.value = widgets.Combobox(description="=", placeholder="value")
         self.button = widgets.Button(
             description="Add variant", tooltip="Measure this variant, too", **narrow
         )
         self.setting.observe(lambda _: self._list_values(), "value")
         self._list_values()
-        words = [widgets.Label(text) for text in ("like", "but with", "=")]
-        shown = [words[0], self.like, words[1], self.setting, words[2], self.value, self.button]
+        for control in (self.like, self.setting, self.value):
+            control.style.description_width = "initial"
+        shown = [self.like, self.setting, self.value, self.button]
         self.box = row(shown).add_class("labkit-add")
 
     def offer(self, whole: Experiment) -> None:

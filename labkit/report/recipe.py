@@ -100,6 +100,7 @@ PREFETCH = {
 LOG_HANDLERS = {"file": "logging.FileHandler('reports.log')", "terminal": "logging.StreamHandler()"}
 TO_A_SERVER = "logging.handlers.HTTPHandler('localhost:8000', '/', 'POST')"
 COUNTS_METRICS = {"none": False, "loops": True, "vectorized": True}
+SHOWS_LOSS = {"tqdm_loss": True}
 SHOWS_BAR = {"none": False, "tqdm": True, "tqdm_loss": True}
 # What a program does otherwise than the run: setting -> its value -> the sentence.
 SENTENCES: dict[str, dict[str, str]] = {
@@ -293,7 +294,7 @@ def _loop(settings: Settings) -> dict[str, object]:
     if settings.memory_format != Settings.memory_format:
         values["MEMORY_FORMAT"] = Code("torch.channels_last")
     if values["PROGRESS_BAR"]:
-        values["PROGRESS_LOSS"] = settings.progress_bar == "tqdm_loss"
+        values["PROGRESS_LOSS"] = SHOWS_LOSS.get(settings.progress_bar, False)
     if settings.checkpoint_every:
         values["CHECKPOINT_IN_THREAD"] = _pick(
             {"sync": False, "thread": True}, settings, "checkpoint_writer"

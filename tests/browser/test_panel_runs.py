@@ -27,9 +27,9 @@ def test_run_all_needs_no_click(opened):
     assert opened.problems == []
     (folder, *_) = opened.server.runs()
     assert load_run(folder).info.status == "finished"
-    # The run's table and chart stand once, in the panel.
+    # The run's table and chart stand in the panel, and in cells that are saved with the notebook.
     assert "prefetch_generator" in opened.first_result.partition("<table")[2]
-    assert opened.first_result.count("<img") == opened.first_images == 1
+    assert (opened.first_result.count("<img"), opened.first_images) == (1, 2)
     assert opened.panel.locator(".labkit-error").text_content().strip() == ""
     wait_until_nothing_is_left(opened)
 

@@ -392,8 +392,8 @@ def test_a_script_without_a_loop_gets_a_sentence(script, how, words):
     [
         (["nothing.py"], "argument SCRIPT: must be a Python file, got 'nothing.py'"),
         (["-m", "nothing.train"], "-m must name a module that can be run, got 'nothing.train'"),
-        ([], "watch needs a script, -m MODULE or --pid PID"),
-        (["-m"], "watch needs a script, -m MODULE or --pid PID"),
+        ([], "watch needs a script or -m MODULE, or --pid PID"),
+        (["-m"], "watch needs a script or -m MODULE, or --pid PID"),
     ],
 )
 def test_what_cannot_be_run_is_one_line(words, message):

@@ -37,6 +37,20 @@ calibration.CALIBRATION_S = 0.1
 check_simulated.FREE_LOADER_MIN_AU, check_simulated.MAX_ERROR_SHARE = 0.5, 1.0
 MODES["quick"], opencv_vs_pil.QUICK_SIZES = replace(MODES["quick"], blocks=1, epoch_s=0.1), 1
 """
+# The baseline and two variants show what a notebook shows.
+ALL_VARIANTS = """
+from labkit.runs.experiment import Experiment
+Experiment.every = vars(Experiment).get("every", Experiment.measured)
+Experiment.measured = Experiment.every
+"""
+FEW_VARIANTS = """
+def measured(self, *, in_full):
+    variants = self.every(in_full=in_full)
+    kept = {self.baseline, *list(variants)[:3]}
+    return {label: variant for label, variant in variants.items() if label in kept}
+Experiment.measured = measured
+"""
+NEEDS_ALL = ("09_training_loop", "11_roofline")  # a named variant, and a whole curve
 ALL = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
 
@@ -79,7 +93,14 @@ def in_panels(notebook):
     return [one["value"] for one in widgets if "labkit-result" in one.get("_dom_classes", ())]
 
 
-RUN_HERE = [path for path in NOTEBOOKS if path.stem not in IN_BROWSER]
+# The others have the same cells: ALL_NOTEBOOKS=1 runs them, too.
+DIFFERENT = ("00_start", "01_bottleneck", "02_prefetching", "03_storage", "09_training_loop",
+             "12_report")  # fmt: skip
+RUN_HERE = [
+    path
+    for path in NOTEBOOKS
+    if path.stem not in IN_BROWSER and (path.stem in DIFFERENT or "ALL_NOTEBOOKS" in os.environ)
+]
 
 
 @pytest.fixture(scope="session")
@@ -110,7 +131,8 @@ def test_a_notebook_runs_without_a_click(path, photos, calibrated, kernel, tmp_p
     if "budget_s =" in parameters(notebook).source:
         given += "\nbudget_s = 5"
     place = notebook.cells.index(parameters(notebook)) + 1
-    notebook.cells.insert(place, nbformat.v4.new_code_cell(given + SHORT))
+    shorter = SHORT + ALL_VARIANTS + FEW_VARIANTS * (path.stem not in NEEDS_ALL)
+    notebook.cells.insert(place, nbformat.v4.new_code_cell(given + shorter))
     notebook.cells.insert(0, nbformat.v4.new_code_cell("%reset -f"))
     # Not in the notebook's folder: a user's labkit.toml may lie above it.
     resources = {"metadata": {"path": str(Path.cwd())}}

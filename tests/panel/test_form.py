@@ -65,7 +65,7 @@ def test_what_is_changed_and_only_that_is_asked_for(form):
 def describe_variant(form, like, setting, value):
     """Fill in the line that adds a variant, and press its button."""
     (line,) = [w for w in below(form.box) if "labkit-add" in getattr(w, "_dom_classes", ())]
-    _, likes, _, settings, _, values, button = line.children
+    likes, settings, values, button = line.children
     likes.value, settings.value = like, setting
     offered = values.options
     values.value = value

@@ -94,7 +94,7 @@ def test_no_free_text_becomes_markup():
         make_summary({"original": 1.0, NASTY: 0.5}, skipped={"b": NASTY}, **info)
     ).to_html()
     assert "<script>" not in html
-    assert html.count("&lt;script&gt;") == 6  # question, source, variant, reason, proof, note
+    assert html.count("&lt;script&gt;") == 5  # question, source, variant, reason, note
     assert "mathjax_ignore" in html  # dollars are no formula
 
 
