@@ -177,7 +177,7 @@ class Form:
                 tick = self._variants[label] = _tick(label)
                 tick.observe(self._changed, "value")
         self._variants = {label: self._variants[label] for label in self._whole.variants}
-        self._ticks.children = [*self._variants.values(), self._fold]
+        self._ticks.children = [*self._variants.values(), self._fold, self._add.box]
         self._add.offer(self._whole)
         baseline = self._controls["baseline"]
         chosen = baseline.value
@@ -202,10 +202,10 @@ class Form:
         _display(hidden, is_shown=False)
         fold.observe(lambda change: _display(hidden, is_shown=change["new"]), "value")
         self._fold = fold
-        self._ticks.children = [*self._variants.values(), fold]
+        self._ticks.children = [*self._variants.values(), fold, self._add.box]
         can_add = not self._whole.has_groups and self._whole.kind == EPOCHS
         _display(self._add.box, is_shown=can_add)
-        return widgets.VBox([first, self._ticks, self._add.box, hidden])
+        return widgets.VBox([first, self._ticks, hidden])
 
     def _labels(self) -> list[str]:
         """List the variants that the chosen mode measures."""
@@ -229,20 +229,21 @@ class _Add:
         used = effective_settings(whole.kind)
         names = [name for name in field_kinds() if name in used and name not in PLACES]
         varied = [name for name in names if name not in _shared(whole)]
-        narrow: dict[str, Any] = {"layout": {"width": "auto"}}
         self.is_pressed = False
-        self.like = widgets.Dropdown(description="like", **narrow)
-        self.setting = widgets.Dropdown(description="but with", 
-            options=[*varied, *(name for name in names if name not in varied)], **narrow
-        )
+        self.like = widgets.Dropdown(description="like")
+        others = [name for name in names if name not in varied]
+        self.setting = widgets.Dropdown(description="but with", options=[*varied, *others])
         self.value = widgets.Combobox(description="=", placeholder="value")
         self.button = widgets.Button(
-            description="Add variant", tooltip="Measure this variant, too", **narrow
+            description="Add variant",
+            tooltip="Measure this variant, too",
+            layout={"width": "auto"},
         )
         self.setting.observe(lambda _: self._list_values(), "value")
         self._list_values()
-        for control in (self.like, self.setting, self.value):
+        for control, width in ((self.like, 150), (self.setting, 200), (self.value, 110)):
             control.style.description_width = "initial"
+            control.layout.width = f"{width}px"
         shown = [self.like, self.setting, self.value, self.button]
         self.box = row(shown).add_class("labkit-add")
 
