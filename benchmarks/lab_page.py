@@ -244,4 +244,4 @@ class LabPage:
 
     def _hear(self, message: ConsoleMessage) -> None:
         if message.type == "error" and not any(text in message.text for text in KNOWN_NOISE):
-            self.problems.append(f"console: {message.text}")
+            self.problems.append(f"console: {message.text} {message.location.get('url', '')}")
