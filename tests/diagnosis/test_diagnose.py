@@ -121,7 +121,7 @@ def test_it_says_so_on_one_screen(without_workers):
     assert "input-bound" in text and "With a loader that takes no time: up to" in text
     assert re.search(r"1\. more workers: [\d.]+× as fast \[[\d.]+, [\d.]+\] \(tried\), ", text)
     assert "DataLoader(dataset, batch_size=2, shuffle=True, num_workers=" in text
-    assert "images/s, test)" in text and "devices would need" in text
+    assert "images/s, test)" in text and "the loader alone: " in text
     assert "time.sleep" in text and "not explained" in text
     assert len(text.splitlines()) < 20
 
