@@ -139,8 +139,7 @@ class _BarAlone(Progress):
 
 def _answer(run: lab.Run) -> str:
     """Return an experiment's question and what the run answers, without proofs."""
-    answers = words.result(run.summary) or ["no variant has a time"]
-    return f"{run.info.question} {'; '.join(answers)}"
+    return f"{run.info.question} {words.headline(run.summary) or 'No variant has a time'}."
 
 
 def _run_all(options: Options, built: Mapping[str, lab.Experiment]) -> int:

@@ -188,6 +188,8 @@ def _headline_of(summary: Summary) -> str:
         ends = f" [{units.percent(1 - best.ci_high)}, {units.percent(1 - best.ci_low)}]"
         return f"{best.name} saves {units.percent(1 - best.normalized_time)}{ends}"
     ends = " to ".join(units.change(time) for time in dict.fromkeys((min(times), max(times))))
+    if max(row.blocks for row in others) < 2:
+        return f"One block shows no difference ({ends} of {base.name}'s time)"
     who = "No variant is" if len(times) > 1 else f"{others[0].name} is not"
     return f"{who} measurably faster than {base.name} ({ends})"
 
