@@ -220,7 +220,7 @@ class Hook:
             loader: the loader.
         """
         own = measure(loader)
-        is_lengthened = self._supply is not None and self._supply.is_lengthened
+        is_lengthened = self._supply is not None and self._supply.is_lengthened  # not over yet
         return max(own, MANY_BATCHES) if is_lengthened else own
 
     def _number(self, loader: object, iterator: object, is_training: bool) -> int:
@@ -409,8 +409,9 @@ def _install(hook: Hook) -> ExitStack:
             return init
 
         lengthened = {module.DataLoader}
-        replace(module.DataLoader, "__len__", tell_length)
-        replace(module.DataLoader, "__init__", construct)
+        if hook._supply is not None:  # a training that is only watched keeps its own lengths
+            replace(module.DataLoader, "__len__", tell_length)
+            replace(module.DataLoader, "__init__", construct)
         replace(module.DataLoader, "__iter__", iterate)
         # Ultralytics keeps one iterator that it makes so.
         replace(module.DataLoader, "_get_iterator", note_loader)
