@@ -86,20 +86,11 @@ def one_thread():
     [(SystemClock().spin_until, large_operations), (launch, small_operations)],
     ids=["waiting", "launching"],
 )
-def test_a_thread_gets_as_much_done_as_beside_operations_of_torch(simulated, real):
-    ratios = []
-    for _ in range(3):  # another program may disturb one of them
-        simulated_per_s, real_per_s = done_beside(simulated, real)
-        ratios.append(simulated_per_s / real_per_s)
-        if ratios[-1] == pytest.approx(1, rel=0.15):
-            return
-    pytest.fail(f"beside the simulated host a thread gets {ratios} times as much done")
-
-
-@pytest.mark.usefixtures("one_thread")
-def test_a_thread_gets_little_done_beside_a_host_that_holds_the_gil():
-    held_per_s, real_per_s = done_beside(hold_the_gil, small_operations)
-    assert held_per_s < 0.7 * real_per_s  # which the test above would find
+def test_a_thread_gets_done_what_it_does_beside_torch_and_not_beside_python(simulated, real):
+    # How much that is depends on the CPU: 0.76 to 1.0 of it, by machine.
+    simulated_per_s, real_per_s, held_per_s = done_beside(simulated, real, hold_the_gil)
+    assert held_per_s < 0.7 * real_per_s
+    assert abs(simulated_per_s - real_per_s) < abs(simulated_per_s - held_per_s)
 
 
 def cpu_s_of(work):
@@ -108,7 +99,7 @@ def cpu_s_of(work):
     return time.thread_time() - begun_s
 
 
-def test_spinning_takes_the_core_and_ends_within_some_ten_microseconds():
+def test_spinning_takes_the_core_and_ends_in_time():
     clock, late_s, spun_s, looped_s = SystemClock(), [], 0.0, 0.0
     for number in range(100):
         took_s = 0.001 * (1 + number % 5)
@@ -117,7 +108,7 @@ def test_spinning_takes_the_core_and_ends_within_some_ten_microseconds():
         late_s.append(time.perf_counter() - deadline_s)
         # Beside other programs it gets less than all of the core, too.
         looped_s += cpu_s_of(partial(hold_the_gil, time.perf_counter() + took_s))
-    assert statistics.median(late_s) < 20e-6
+    assert statistics.median(late_s) < 100e-6  # sleeping alone is late by more
     assert spun_s > 0.8 * looped_s
 
 
