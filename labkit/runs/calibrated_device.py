@@ -47,7 +47,7 @@ REFERENCE = Settings(
 )  # fmt: skip
 REFERENCE_IMAGES = 512  # a second's worth on most machines; epochs are repeated on faster ones
 PROCESS_S = 1.0
-LONGEST_S = 60.0
+LONGEST_S = 30.0
 
 
 Ask = Callable[..., Any]
@@ -177,7 +177,7 @@ def device_of(
         with FileLock(f"{path}.lock", timeout=0):
             say(
                 "calibrating the simulated GPU, once for this machine, data and input size: "
-                "a minute at most"
+                "half a minute at most"
             )
             if any(each.machine_id != machine_id for each in known):
                 say(f"{FILE} also holds speeds of other machines, which are not used here")
@@ -234,7 +234,7 @@ def _reference_rates(
     reference = replace(reference, images=max(images, 1), batch_size=batch_size)
     rates: list[float] = []
     began_s = time.monotonic()
-    form = "{desc} {percentage:3.0f}%|{bar:15}| {elapsed} of at most 01:00{postfix}"
+    form = "{desc} {percentage:3.0f}%|{bar:15}| {elapsed} of at most 00:30{postfix}"
     with bar(
         total=LONGEST_S, desc="calibrating the simulated GPU", disable=not progress, bar_format=form
     ) as drawn:

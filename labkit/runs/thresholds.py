@@ -9,7 +9,7 @@ MAX_EPOCH_LENGTH_RATIO = 2.5
 # Epochs shorter than this share of the mode's length get a note.
 SHORT_EPOCH_SHARE = 0.9
 # Half the 95 % interval of the simulated GPU's mean speed, as a share of it: calibrating ends here.
-MAX_HALF_INTERVAL_SHARE = 0.03
+MAX_HALF_INTERVAL_SHARE = 0.05
 # An interval of fewer processes is often narrow by chance.
 LEAST_PROCESSES = 5
 
