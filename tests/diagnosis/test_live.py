@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, SequentialSample
 import labkit as lab
 from labkit.diagnosis.live_script import changed_files
 from labkit.diagnosis.loaders import copied, spread_over_epoch
+from tests import warm_python
 from tests.diagnosis.test_trainings import SCRIPT, WAITS
 from tests.processes import PATIENCE_S
 
@@ -45,7 +45,7 @@ def loader():
 
 
 def diagnose(*words, cwd=None):
-    words = [sys.executable, "-m", "labkit.diagnose", *map(str, words)]
+    words = [*warm_python.command(), "-m", "labkit.diagnose", *map(str, words)]
     return subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S, cwd=cwd)
 
 
@@ -198,7 +198,7 @@ def test_ranks_take_the_same_steps_and_the_first_one_prints(script, tmp_path, ho
         done = diagnose(*BUDGET, "-m", "torch.distributed.run", *TORCHRUN, path, cwd=tmp_path)
     else:
         words = [*TORCHRUN, "-m", "labkit.diagnose", *BUDGET, path]
-        command = [sys.executable, "-m", "torch.distributed.run", *map(str, words)]
+        command = [*warm_python.command(), "-m", "torch.distributed.run", *map(str, words)]
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=PATIENCE_S, cwd=tmp_path
         )

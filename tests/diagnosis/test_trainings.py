@@ -2,12 +2,12 @@
 
 import json
 import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from tests import warm_python
 from tests.processes import PATIENCE_S
 
 pytestmark = pytest.mark.alone
@@ -47,7 +47,7 @@ def seen(tmp_path_factory):
 
     def watch(name):
         path = folder / f"{name}.json"
-        words = [sys.executable, "-m", "labkit.watch", "--json", path, SCRIPT, name]
+        words = [*warm_python.command(), "-m", "labkit.watch", "--json", path, SCRIPT, name]
         done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S)
         assert done.returncode == 0, done.stderr
         assert done.stderr.count("Training: ") <= 2  # after 50 batches, and at the end

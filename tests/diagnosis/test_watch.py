@@ -20,6 +20,7 @@ from labkit import units
 from labkit.diagnosis.hook import Hook
 from labkit.diagnosis.loops import Event
 from labkit.diagnosis.watch import PERIOD_S, Watch, WatchedLoader
+from tests import warm_python
 from tests.fake_clock import FakeClock
 from tests.processes import PATIENCE_S, until
 
@@ -297,11 +298,14 @@ def script(tmp_path):
     return path
 
 
-def shell(*words, module="", cwd=None):
-    words = [sys.executable, *(["-m", module] if module else []), *map(str, words)]
+def shell(*words, module="", cwd=None, python=None):
+    """Run a script or a module; return its status, output, other errors and labkit's lines."""
+    before = python or warm_python.command()
+    words = [*before, *(["-m", module] if module else []), *map(str, words)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S, cwd=cwd)
-    ours = [line for line in done.stderr.splitlines() if line.startswith("[labkit")]
-    rest = [line for line in done.stderr.splitlines() if not line.startswith("[labkit")]
+    lines = warm_python.without_its_frame(done.stderr).splitlines()
+    ours = [line for line in lines if line.startswith("[labkit")]
+    rest = [line for line in lines if not line.startswith("[labkit")]
     return done.returncode, done.stdout, rest, ours
 
 
@@ -327,17 +331,19 @@ def test_a_script_prints_and_ends_as_without_watch(script, how, status):
 
 
 def test_a_module_is_run_as_by_python_m(script):
+    # In a Python of its own, as users start it.
+    how = {"cwd": script.parents[1], "python": [sys.executable]}
     words = ("-m", "package.train", "plain", "--lr", "1")
-    *bare, _ = shell(*words, cwd=script.parents[1])
+    *bare, _ = shell(*words, **how)
     assert "beside" in bare[1]
-    *seen, ours = shell(*words, module="labkit.watch", cwd=script.parents[1])
+    *seen, ours = shell(*words, module="labkit.watch", **how)
     assert seen == bare
     assert "Training: " in "\n".join(ours)
 
 
 def test_json_is_written_at_every_report(script, tmp_path):
     path = tmp_path / "seen.json"
-    words = [sys.executable, "-m", "labkit.watch", "--json", path, script, "wait"]
+    words = [*warm_python.command(), "-m", "labkit.watch", "--json", path, script, "wait"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
         run.stdout.readline()
         assert run.stdout.readline() == "60 steps\n"
@@ -358,7 +364,7 @@ def test_a_signal_ends_it_as_without_watch_and_what_was_measured_is_shown(
     script, tmp_path, number, words
 ):
     path = tmp_path / "seen.json"
-    command = [sys.executable, "-m", "labkit.watch", "--json", path, script, "wait"]
+    command = [*warm_python.command(), "-m", "labkit.watch", "--json", path, script, "wait"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, **pipes) as process:
         process.stdout.readline()
@@ -406,7 +412,8 @@ def test_what_cannot_be_run_is_one_line(words, message):
 def test_a_script_that_is_no_python_ends_as_in_python(tmp_path):
     path = tmp_path / "train.py"
     path.write_text("if\n")
-    assert shell(path, module="labkit.watch")[:3] == shell(path)[:3]
+    own = {"python": [sys.executable]}
+    assert shell(path, module="labkit.watch", **own)[:3] == shell(path, **own)[:3]
 
 
 def free_port():
