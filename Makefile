@@ -15,7 +15,7 @@ ROOT := $(shell [ "$$(id -u)" = 0 ] && echo --allow-root)
 # pip compiles nothing here (see below), so Python has to keep what it compiles itself.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: lab jupyter test gpu notebooks wheel environments report headless clean
+.PHONY: lab jupyter test gpu notebooks docs wheel environments report headless clean
 
 lab: .venv/lab
 	$(BIN)/python data_scripts/make_photos.py "$(DATA)" --or-adopt
@@ -43,6 +43,11 @@ gpu: .venv/dev
 # Charts and tables in the notebooks are those of the runs in results/examples.
 notebooks: .venv/dev
 	$(BIN)/python -m benchmarks.notebooks
+
+docs: .venv/docs
+	$(BIN)/sphinx-build -W --keep-going --quiet --fresh-env -c docs . build/docs
+	cp build/docs/README.html build/docs/index.html
+	@echo "Open build/docs/index.html"
 
 wheel: .venv/dev
 	$(BIN)/python -m benchmarks.wheel
@@ -76,4 +81,8 @@ clean:
 
 .venv/dev: .venv/lab
 	$(INSTALL) --editable '.[dev]'
+	@touch $@
+
+.venv/docs: .venv/lab
+	$(INSTALL) --editable '.[docs]'
 	@touch $@

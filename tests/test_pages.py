@@ -6,16 +6,23 @@ from pathlib import Path
 import nbformat
 import pytest
 
+import labkit as lab
 from labkit.claims.ledger import CLAIMS
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-CHINESE = {ROOT / "README.md": "README.zh-CN.md", ROOT / "docs/guide.md": "guide.zh-CN.md"}
+CHINESE = {
+    ROOT / "README.md": "README.zh-CN.md",
+    ROOT / "docs/guide.md": "guide.zh-CN.md",
+    ROOT / "docs/faq.md": "faq.zh-CN.md",
+}
+ADDRESS = re.compile(r"https?://[^\s)]*")
 LINK = re.compile(r"\]\(([^)]+)\)")
 BLOCK = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 COMMENT = re.compile(r" *#.*")
 INLINE = re.compile(r"(?<!`)`[^`\n]+`(?!`)")
 HEADING = re.compile(r"^#+ (.*)", re.MULTILINE)
+PUBLIC = re.compile(r"^\.\. (?:autofunction|autoclass|data):: (\w+)", re.MULTILINE)
 ROW = re.compile(r"^\| \[\w+\]\((.+?)\) \| .* \| (.*?) \| ([\d, ]*) \|$", re.MULTILINE)
 
 all_pages = pytest.mark.parametrize(
@@ -45,7 +52,8 @@ def test_relative_links_lead_somewhere(page):
 
 @all_pages
 def test_files_named_in_a_page_exist(page):
-    named = re.findall(r"\b(?:labkit|tests|docs|notebooks)/[\w./-]*\w", page.read_text("utf-8"))
+    text = ADDRESS.sub("", page.read_text("utf-8"))
+    named = re.findall(r"\b(?:labkit|tests|docs|notebooks)/[\w./-]*\w", text)
     assert [name for name in named if not (ROOT / name).exists()] == []
 
 
@@ -70,6 +78,10 @@ def test_the_chinese_page_has_the_links_of_the_english_one(page):
         for path in (page, page.parent / CHINESE[page])
     )
     assert chinese == english
+
+
+def test_the_reference_has_every_public_name():
+    assert sorted(PUBLIC.findall((ROOT / "docs/api.rst").read_text("utf-8"))) == sorted(lab.__all__)
 
 
 def test_a_notebook_stands_beside_the_claims_that_its_experiments_test():

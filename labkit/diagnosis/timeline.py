@@ -178,7 +178,7 @@ def gpu_util(seconds: float = 2.0) -> pd.DataFrame:
         seconds: of each load; a second more lets NVML's average settle.
 
     Returns:
-        A row per load: GPU-Util as NVML reports it, beside the floating-point operations that were
+        A row per load, with GPU-Util as NVML reports it and the floating-point operations that were
         done; without a GPU, why it cannot be shown.
     """
     import pandas as pd

@@ -120,8 +120,8 @@ def panel(
         **settings: settings for all variants, as ``data="data/coco", num_workers=4``.
 
     Returns:
-        A widget that shows itself at the end of a cell, and whose `run` is the run that it shows:
-        the one in progress, else the newest.  Nothing is run before the user presses *Run*.
+        A widget that shows itself at the end of a cell.  Its `run` is the run that it shows, the
+        one in progress or else the newest.  Nothing is run before the user presses *Run*.
 
     Raises:
         ValueError: an unknown experiment, mode or setting; the choices are listed.

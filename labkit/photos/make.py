@@ -58,7 +58,7 @@ def make_photos(
         progress: show a bar.
 
     Returns:
-        The manifest: `images`, `bytes`, `files` (path -> bytes, sha256) and more.
+        The manifest, with `images`, `bytes`, `files` (path -> bytes, sha256) and more.
 
     Raises:
         ValueError: a number out of range, or `out` holds other data.
