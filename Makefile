@@ -15,7 +15,7 @@ ROOT := $(shell [ "$$(id -u)" = 0 ] && echo --allow-root)
 # pip compiles nothing here (see below), so Python has to keep what it compiles itself.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: lab jupyter test gpu notebooks docs wheel environments report headless clean
+.PHONY: lab jupyter test test-long gpu notebooks docs wheel environments report headless clean
 
 lab: .venv/lab
 	$(BIN)/python data_scripts/make_photos.py "$(DATA)" --or-adopt
@@ -34,8 +34,12 @@ test: .venv/dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m benchmarks.notebooks --check
-	$(BIN)/pytest -n $(AT_ONCE) --dist loadscope --no-loadscope-reorder -m "not alone"
+	$(BIN)/pytest -n $(AT_ONCE) --dist loadscope --no-loadscope-reorder -m "not alone and not long"
 	$(BIN)/pytest -m alone $$(grep -rl --include='*.py' mark.alone tests)
+
+# What takes long, and of which shorter tests cover most.
+test-long: .venv/dev
+	$(BIN)/pytest -n $(AT_ONCE) --dist loadscope --no-loadscope-reorder -m long
 
 gpu: .venv/dev
 	$(BIN)/python -m benchmarks.gpu

@@ -164,13 +164,24 @@ def perform(photos, tmp_path, monkeypatch):
     return perform
 
 
-@pytest.mark.parametrize("stage", [name for name in gpu.STAGES if name != "roofline"])
+FAST_STAGES = ("main", "host")
+
+
+@pytest.mark.parametrize(
+    "stage",
+    [
+        pytest.param(stage, marks=[] if stage in FAST_STAGES else pytest.mark.long)
+        for stage in gpu.STAGES
+        if stage != "roofline"
+    ],
+)
 def test_a_stage_for_gpus_is_performed_to_its_end(stage, perform):
     status, found = perform(stage)
     assert found
     assert status == 0
 
 
+@pytest.mark.long
 def test_a_stage_for_gpus_goes_on_where_its_time_was_over(perform):
     assert perform("roofline", "--minutes", "0") == (1, {})
     found = perform("roofline")
@@ -191,6 +202,7 @@ def test_launching_is_told_from_the_time_of_a_step():
     assert took == gpu_host.StepTimes(launch_s=2.0, step_s=8.0)
 
 
+@pytest.mark.long
 def test_a_session_of_some_seconds_leaves_nothing_behind():
     command = [sys.executable, "-m", "benchmarks.soak", "--minutes", "0.02", "--seed", "7"]
     done = subprocess.run(command, capture_output=True, text=True)

@@ -44,6 +44,8 @@ def training(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
+# `make wheel` does the same in an empty environment.
+@pytest.mark.long
 def test_watch_and_diagnose_work_without_the_lab(training):
     watched = core("watch", "train.py")
     assert (watched.returncode, watched.stdout) == (0, "trained\n")

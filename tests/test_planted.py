@@ -9,6 +9,7 @@ from benchmarks import planted_held_out, planted_steps, planted_unseen, planted_
 from benchmarks.diagnosis import CASES
 from benchmarks.photo_training import Site
 
+pytestmark = pytest.mark.long
 # The benchmark itself tries what only some machines have.
 NEEDS = {"slow_disk", "small_shared_memory", "deep_queue"}
 RESIDENT = {"slow_device", "small_steps", "training_here"}

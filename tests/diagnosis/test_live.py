@@ -191,7 +191,7 @@ print("an epoch ended")
 TORCHRUN = ["--standalone", "--nproc-per-node", "2"]
 
 
-@pytest.mark.parametrize("how", ["inside", "outside"])
+@pytest.mark.parametrize("how", [pytest.param("inside", marks=pytest.mark.long), "outside"])
 def test_ranks_take_the_same_steps_and_the_first_one_prints(script, tmp_path, how):
     path = script(RANKS)
     if how == "inside":

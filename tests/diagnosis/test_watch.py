@@ -427,7 +427,15 @@ def free_port():
 TORCHRUN = ["--standalone", "--nproc-per-node", "2"]
 
 
-@pytest.mark.parametrize("how", ["spawn", "fork", "torchrun inside", "torchrun outside"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        "fork",
+        "torchrun inside",
+        pytest.param("spawn", marks=pytest.mark.long),
+        pytest.param("torchrun outside", marks=pytest.mark.long),
+    ],
+)
 def test_each_rank_reports_and_the_first_one_compares_them(script, tmp_path, how):
     path = tmp_path / "seen.json"
     watch = ["labkit.watch", "--json", path]

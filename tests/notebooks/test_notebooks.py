@@ -93,13 +93,13 @@ def in_panels(notebook):
     return [one["value"] for one in widgets if "labkit-result" in one.get("_dom_classes", ())]
 
 
-# The others have the same cells: ALL_NOTEBOOKS=1 runs them, too.
+# The others have the same cells.
 DIFFERENT = ("00_start", "01_bottleneck", "02_prefetching", "03_storage", "09_training_loop",
              "12_report")  # fmt: skip
 RUN_HERE = [
-    path
+    pytest.param(path, marks=[] if path.stem in DIFFERENT else pytest.mark.long)
     for path in NOTEBOOKS
-    if path.stem not in IN_BROWSER and (path.stem in DIFFERENT or "ALL_NOTEBOOKS" in os.environ)
+    if path.stem not in IN_BROWSER
 ]
 
 

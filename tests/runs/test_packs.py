@@ -136,7 +136,7 @@ def test_too_little_room_is_said_with_numbers_before_anything_is_written(
 # --- who does the work ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("engine", ["local", "spark"])
+@pytest.mark.parametrize("engine", ["local", pytest.param("spark", marks=pytest.mark.long)])
 def test_every_engine_makes_the_pack_that_one_process_makes(engine, data, tmp_path, monkeypatch):
     if engine == "spark":
         pytest.importorskip("pyspark")

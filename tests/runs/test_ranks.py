@@ -133,6 +133,7 @@ def test_the_share_of_communication_is_a_finding(exchanged):
     assert list(shares["share"]) == pytest.approx([max(1 - 1 / x, 0) for x in times])
 
 
+@pytest.mark.long
 def test_several_gpus_train_in_both_ways_as_far_as_a_cpu_can(photos, tmp_path):
     chosen = lab.experiment("data_parallel", data=str(photos), input_px=64, images=IMAGES)
     variants = {

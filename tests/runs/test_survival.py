@@ -8,12 +8,14 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
+import pytest
 from kernel import needs_fork
 
 from benchmarks.kills import TARGETS, Siege
 
 
 @needs_fork
+@pytest.mark.long
 def test_kills_lose_nothing_and_leave_nothing():
     rng = random.Random(10)
     targets = [*TARGETS]
