@@ -1135,9 +1135,10 @@ def processes():
     others, servers = set(), []
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
-            if "labkit.runs.server" in process.cmdline():
+            command = " ".join(process.cmdline())
+            if "labkit.runs.server" in command:
                 servers.append(process)
-            else:
+            elif "multiprocessing.resource_tracker" not in command:  # Python's, one for all tests
                 others.add(process)
     return others, servers
 
