@@ -27,7 +27,7 @@ from labkit.experiments.request import Request
 from labkit.files import unused, write_whole
 from labkit.machine import hardware
 from labkit.records import UNKNOWN, Provenance, RunInfo
-from labkit.report import bars, charts, words
+from labkit.report import charts, figures, words
 from labkit.runs.store import (
     REPORTS,
     StoredRun,
@@ -104,19 +104,19 @@ def report(
         html = _environment(is_html=True).get_template("page.html.j2").render(page)
         written = [write_whole(to / f"{name}.html", html)]
         if markdown:
-            figures: dict[str, Any] = {}
+            drawn: dict[str, Figure] = {}
             for number, (run, section) in enumerate(zip(runs, page["sections"]), 1):
                 to_figure = f"{FIGURES}/{number}-{run.info.experiment}"
                 section["images"] = {kind: f"{to_figure}-{kind}" for kind in section["charts"]}
-                figures |= {section["images"][kind]: x for kind, x in section["charts"].items()}
+                drawn |= {section["images"][kind]: x for kind, x in section["charts"].items()}
             if page["overview"] and page["overview"]["chart"]:
-                figures[f"{FIGURES}/overview"] = page["overview"]["chart"]
+                drawn[f"{FIGURES}/overview"] = page["overview"]["chart"]
             text = _environment(is_html=False).get_template("report.md.j2").render(page)
             text = re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
             written.append(write_whole(to / f"{name}.md", text))
             (to / FIGURES).mkdir(exist_ok=True)
-            for path, figure in figures.items():
-                written += bars.save(figure, to / path)
+            for path, figure in drawn.items():
+                written += figures.save(figure, to / path)
     return written
 
 
@@ -360,7 +360,7 @@ def _environment(*, is_html: bool) -> jinja2.Environment:
 
 
 def _svg(figure: Figure) -> str:
-    return base64.b64encode(bars.to_bytes(figure, "svg")).decode()
+    return base64.b64encode(figures.to_bytes(figure, "svg")).decode()
 
 
 def escape_markdown(text: str) -> str:

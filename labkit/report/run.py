@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from labkit.claims.ledger import answers, rank_as_answer
 from labkit.experiments.request import Request
 from labkit.files import write_whole
-from labkit.report import bars, charts, recipe, share
+from labkit.report import charts, figures, recipe, share
 from labkit.report.report import claims_table, report
 from labkit.runs import runner, store
 from labkit.runs.active_run import Progress
@@ -127,7 +127,7 @@ class Run(StoredRun):
             files = [write_whole(self.folder / "table.csv", self.table(detail=True).to_csv())]
             for kind in self.charts:
                 name = "chart" if kind == self.charts[0] else kind
-                files += bars.save(self.chart(kind), self.folder / name)
+                files += figures.save(self.chart(kind), self.folder / name)
         return files
 
 
