@@ -209,9 +209,9 @@ def overview(summaries: Sequence[Summary]) -> Figure | None:
         if row.normalized_time is None:
             missing.append(f"{name}: {words.reason(row)}")
             continue
-        word = words.agreement(summary, row) or row.verdict or "no verdict"
+        word = summary.agreement(row) or row.verdict or "no verdict"
         note = f"{words.normalized(row)}\n{word}"
-        records.append({**mark(row, name, trials=(), outliers=(), note=note)})
+        records.append(mark(row, name, trials=(), outliers=(), note=note))
         records[-1]["text"] += f", {word}"
         x = beside_the_loader([row])
         for hardware, details in simulated_hardware([row]).items():

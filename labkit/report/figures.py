@@ -42,7 +42,7 @@ _LOCK = threading.RLock()
 WIDTH_IN = 8.4
 PAD_IN, GAP_IN = 0.15, 0.05  # around all; between two texts
 AXIS_IN = 0.6  # ticks and label of the x axis
-LEGEND_COLUMNS = 3
+LEGEND_COLUMNS, LEGEND_CHARS = 3, 30  # of a line of a text
 INK, SOFT_INK, WARNING_INK = "#1a1a1a", "#555555", "#9c3a00"
 # Tried in this order for letters that DejaVu Sans lacks.
 CJK_FONTS = (
@@ -130,6 +130,8 @@ def frame(
     below = [_write(figure, Line(text, color=SOFT_INK)) for text in footer]
     legend: Any = None
     if handles:
+        for handle in handles:
+            handle.set_label(wrap(str(handle.get_label()), LEGEND_CHARS))
         legend = figure.legend(
             handles=handles, loc="lower left", ncols=LEGEND_COLUMNS, borderaxespad=0, borderpad=0
         )  # fmt: skip

@@ -182,7 +182,8 @@ def _axis_in_groups(summary: Summary) -> Axis | None:
     groups: dict[str, list[str]] = {}
     for label in info.variants:
         groups.setdefault(info.group_of(label), []).append(label)
-    most, chosen = MIN_NUMBERS - 1, None
+    # Where the experiment names the number, two of them are enough.
+    most, chosen = 1 if info.x_axis else MIN_NUMBERS - 1, None
     for setting in [info.x_axis.setting] if info.x_axis else base:
         numbers = {label: _number(info.settings_of(label).get(setting)) for label in info.variants}
         distinct = max(

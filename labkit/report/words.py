@@ -24,7 +24,7 @@ from labkit.machine import hardware
 from labkit.parts.devices import FREE_LOADER_MIN_AU
 from labkit.parts.storage.disks import MAX_ERROR_SHARE
 from labkit.records import EPOCHS, ROOFLINE, UNKNOWN, ProvedRates, Provenance, RunInfo
-from labkit.runs.store import NOT_SHARED, StoredRun
+from labkit.runs.store import StoredRun, readable_reason
 from labkit.settings import CORRECTED, MODES
 
 # Labels of variants whose work is not the same as the baseline's.
@@ -286,8 +286,7 @@ def reason(row: Row) -> str:
     """Return why a variant has no number; "" where it has one."""
     if row.normalized_time is not None:
         return ""
-    is_known = row.reason not in ("", NOT_SHARED)
-    return f"{row.status}: {row.reason}" if is_known else row.status
+    return ": ".join(filter(None, [row.status, readable_reason(row.reason)]))
 
 
 def check_baseline(run: StoredRun) -> None:
@@ -317,6 +316,11 @@ def normalized(row: Row) -> str:
 def published(summary: Summary, row: Row) -> str:
     """Return the document's figure, or a dash, and what this run says of it."""
     return ", ".join(filter(None, [units.normalized(row.published), agreement(summary, row)]))
+
+
+def less_time(ratio: float) -> str:
+    """Return a normalized time as a change: "34.0 % less time", "2.0 % more time"."""
+    return f"{units.percent(abs(1 - ratio))} {'less' if ratio <= 1 else 'more'} time"
 
 
 def beside_the_documents(summaries: Sequence[Summary]) -> list[tuple[Summary, Row]]:
