@@ -53,7 +53,7 @@ class Run(StoredRun):
 
         Examples:
             >>> run.charts
-            ('times',)
+            ('dots',)
         """
         return tuple(charts.kinds(self.summary))
 
@@ -61,11 +61,11 @@ class Run(StoredRun):
         """Draw a chart.
 
         Args:
-            kind: one of `charts`; None: the first. "times": normalized times; "utilization": how
-                busy the GPU is over time, before and after the fix; "epochs": the epochs
-                one by one, with what was in memory and what came from a disk; "curve": normalized
-                time over how often the training loop does something, or the time of look-ups over
-                what they are made in; "roofline": training speed over the speed of the device.
+            kind: one of `charts`; None: the first. "dots": normalized times with their
+                intervals; "lines": times over the number that the variants vary; "utilization":
+                how busy the GPU is over time, before and after the fix; "epochs": the epochs one
+                by one, with what was in memory and what came from a disk; "roofline": training
+                speed over the speed of the device.
 
         Raises:
             ValueError: a kind that this run does not have.
