@@ -61,7 +61,7 @@ MIN_SPAN = 0.1  # of an axis of ratios: noise must not fill it
 LONGEST_END = 1.5  # of an interval, ÷ the longest time
 LOGARITHMIC_FROM = 10  # the longest time ÷ the shortest
 # Marker, dashes and colour: apart without any colour.
-SERIES_LOOKS = (
+SERIES_LOOKS: tuple[tuple[str, Any, str], ...] = (
     ("o", "-", "#08519c"), ("s", (0, (5, 2)), "#d94801"), ("^", (0, (1, 1.5)), "#1a1a1a"),
     ("D", (0, (5, 2, 1, 2)), "#6a51a3"), ("v", "-", "#737373"), ("P", (0, (5, 2)), "#238b45"),
     ("X", (0, (1, 1.5)), "#7a0177"), ("<", (0, (5, 2, 1, 2)), "#0570b0"), (">", "-", "#a65628"),
@@ -444,8 +444,7 @@ def lines(summary: Summary) -> Figure:
     title, caption = title_and_caption(summary)
     label = "epoch time ÷ the baseline's"
     if axis.in_seconds:
-        epochs_timed = "epoch" if summary.epochs == 1 else f"{summary.epochs} epochs"
-        label = f"time of {'an' if summary.epochs == 1 else ''} {epochs_timed}".replace("  ", " ")
+        label = f"time of {units.count(summary.epochs, 'epoch')}"
     if summary.kind == OPERATION:
         label = "time per image, logarithmic axis"
     handles: dict[str, Artist] = {}
@@ -460,9 +459,7 @@ def lines(summary: Summary) -> Figure:
                 axes.set_title(panel, loc="left", size=9, weight="bold")
                 axes.set_xlabel(axis.labels[panel])
                 handles |= _draw_panel(axes, table[table.panel == panel], summary, axis)
-        for row in summary.rows if axis.setting == "" else ():
-            if row.group == SAMPLE and row.time_s:
-                shown.append(f"{row.variant}: {units.seconds(row.time_s)}")
+        shown += [f"{row.variant}: {units.seconds(row.time_s)}" for row in _samples(summary)]
         if summary.info.x_axis:
             shown += _describe_negligible(table)
         content_in = 3.9 if panels else 0
@@ -506,8 +503,6 @@ def _draw_panel(axes: Axes, table: pd.DataFrame, summary: Summary, axis: Axis) -
     axes.set_xticks(range(len(xs)), [wrap(text, max(8, 84 // len(xs))) for text in texts])
     axes.set_xlim(-0.5, len(xs) - 0.5)
     axes.grid(axis="y")
-    if not axis.in_seconds:
-        axes.axhline(1, label="the baseline's time", **LINE_OF_NO_CHANGE)
     if x_axis and x_axis.advice:
         at, text = places[x_axis.advice], f"{x_axis.source}: every {x_axis.advice} steps"
         handles[text] = axes.axvspan(
@@ -516,62 +511,86 @@ def _draw_panel(axes: Axes, table: pd.DataFrame, summary: Summary, axis: Axis) -
     if ideal := _ideal(table, axis):
         text = "ideal: twice the GPUs take half the time"
         handles[text] = axes.plot(range(len(ideal)), ideal, label=text, **IDEAL_LINE)[0]
-    names = [*dict.fromkeys(axis.series[label] for label in axis.series)]
+    names = [*dict.fromkeys(axis.series.values())]  # of all panels, so that looks differ
     present = [name for name in names if name in {*table.series}]
     for i, name in enumerate(present):
-        marker, dashes, color = SERIES_LOOKS[names.index(name) % len(SERIES_LOOKS)]
-        points = table[table.series == name]
         # Beside each other, or equal points would hide one another.
         step = 0.0 if axis.in_seconds else min(MAX_STEP, GROUP / len(present))
         shift = step * (i - (len(present) - 1) / 2)
+        points = table[table.series == name]
         points = points.assign(at=[places[x] + shift for x in points.x]).sort_values("at")
-        is_number = [not isinstance(x, str) for x in points.x]
-        look: dict[str, Any] = {"color": color, "linewidth": 1.4, "markersize": 6, "marker": marker}
-        published = points.published.dropna()
         text = name or ("measured" if len(present) == 1 else "as the baseline")
-        if len(published) and not axis.setting:
-            text += f" (published: {units.normalized(published.iloc[0])})"
-            axes.axhline(published.iloc[0], color=color, **PUBLISHED_LINE)
-        handles[text] = Line2D([], [], label=text, linestyle=dashes, **look)
-        on_line = points[is_number]
-        axes.plot(on_line["at"], on_line.value, linestyle=dashes, **look)
-        apart = points[[not each for each in is_number]]
-        axes.plot(apart["at"], apart.value, **{**look, "linestyle": "none"})
-        for one in points.itertuples():
-            if one.low == one.low:
-                axes.vlines(one.at, one.low, one.high, color=color, linewidth=1.4)
-                handles[INTERVAL] = Line2D([], [], color=INK, linewidth=1.4, label=INTERVAL)
-            if one.is_baseline and not axis.in_seconds:
-                base = {**look, "markerfacecolor": "white", "linestyle": "none", "zorder": 3}
-                axes.plot([one.at], [one.value], **base)
-            if axis.setting and one.published == one.published:
-                axes.plot([one.at], [one.published], **PUBLISHED)
-                handles["published"] = Line2D([], [], label="published", **PUBLISHED)
-        if x_axis and (limit := negligible_from(on_line)) is not None:
-            (value,) = on_line[on_line.x == limit].value
-            axes.plot([places[limit] + shift], [value], **RING)
-            text = f"less than {NEGLIGIBLE:.0%} from here".replace("%", " %")
-            handles[text] = Line2D([], [], label=text, **RING)
+        look = SERIES_LOOKS[names.index(name) % len(SERIES_LOOKS)]
+        handles |= _draw_line(axes, points, text, look, axis, over_steps=bool(x_axis))
     if not axis.in_seconds:
-        base = f"{summary.rows[0].name} (baseline)"
-        look = {"color": INK, "marker": "o", "markersize": 6, "markerfacecolor": "white"}
-        handles[base] = Line2D([], [], label=base, linestyle=(0, (4, 3)), **look)
-    for row in summary.rows if summary.kind == OPERATION else ():
-        if row.group == SAMPLE and row.time_s:
-            whole = f"{row.variant}, {units.seconds(row.time_s)}"
-            handles[whole] = axes.axhline(row.time_s, label=whole, color=INK, linewidth=1.2)
-            part = f"{NEGLIGIBLE:.0%} of that".replace("%", " %")
-            handles[part] = axes.axhline(NEGLIGIBLE * row.time_s, label=part, **IDEAL_LINE)
+        axes.axhline(1, **LINE_OF_NO_CHANGE)
+        text = f"{summary.rows[0].name} (baseline)"
+        base: dict[str, Any] = {"color": INK, "marker": "o", "markersize": 6}
+        handles[text] = Line2D(
+            [], [], label=text, markerfacecolor="white", linestyle=(0, (4, 3)), **base
+        )
+    for sample in _samples(summary):
+        text = f"{sample.variant}, {units.seconds(sample.time_s)}"
+        handles[text] = axes.axhline(sample.time_s, label=text, color=INK, linewidth=1.2)
+        text = f"{units.limit(NEGLIGIBLE)} of that"
+        handles[text] = axes.axhline(NEGLIGIBLE * sample.time_s, label=text, **IDEAL_LINE)
     return handles
 
 
+def _draw_line(
+    axes: Axes,
+    points: pd.DataFrame,
+    name: str,
+    series_look: tuple[str, Any, str],
+    axis: Axis,
+    *,
+    over_steps: bool,
+) -> dict[str, Artist]:
+    """Draw a series, whose points lie at `at`; return what the legend needs, by its texts."""
+    from matplotlib.lines import Line2D
+
+    marker, dashes, color = series_look
+    look: dict[str, Any] = {"color": color, "linewidth": 1.4, "markersize": 6, "marker": marker}
+    is_number = points.x.map(lambda x: not isinstance(x, str))
+    on_line, apart = points[is_number], points[~is_number]
+    axes.plot(on_line["at"], on_line.value, linestyle=dashes, **look)
+    axes.plot(apart["at"], apart.value, linestyle="none", **look)
+    explained: dict[str, dict[str, Any]] = {}
+    published = points.published.dropna()
+    if len(published) and not axis.setting:  # the same at every speed of the GPU
+        name += f" (published: {units.normalized(published.iloc[0])})"
+        axes.axhline(published.iloc[0], color=color, **PUBLISHED_LINE)
+    elif len(published):
+        axes.plot(points["at"], points.published, **PUBLISHED)
+        explained["published"] = PUBLISHED
+    explained[name] = {"linestyle": dashes, **look}
+    if points.low.notna().any():
+        axes.vlines(points["at"], points.low, points.high, color=color, linewidth=1.4)
+        explained[INTERVAL] = {"color": INK, "linewidth": 1.4}
+    if not axis.in_seconds:
+        bases = points[points.is_baseline.astype(bool)]
+        hollow = {**look, "markerfacecolor": "white", "linestyle": "none", "zorder": 3}
+        axes.plot(bases["at"], bases.value, **hollow)
+    if over_steps and (limit := negligible_from(on_line)) is not None:
+        least = on_line[on_line.x == limit]
+        axes.plot(least["at"], least.value, **RING)
+        explained[f"less than {units.limit(NEGLIGIBLE)} from here"] = RING
+    return {text: Line2D([], [], label=text, **mark) for text, mark in explained.items()}
+
+
+def _samples(summary: Summary) -> list[Row]:
+    """Return the rows of whole samples, beside which look-ups are drawn."""
+    return [row for row in summary.rows if row.group == SAMPLE and row.time_s]
+
+
 def _describe_negligible(table: pd.DataFrame) -> list[str]:
+    """Return from how many steps on the cost of each series is negligible, for screen readers."""
     described = []
     for _, points in table.groupby("series", sort=False):
         on_line = points[[not isinstance(x, str) for x in points.x]].sort_values("x")
         if (limit := negligible_from(on_line)) is not None:
             (variant,) = on_line[on_line.x == limit].variant
-            described.append(f"less than 1 % from {variant}")
+            described.append(f"less than {units.limit(NEGLIGIBLE)} from {variant}")
     return described
 
 
