@@ -308,7 +308,7 @@ def _draw_dots(
             axes.set_title(panel, loc="left", size=9, weight="bold")
             axes.set(xlim=(low, high), ylim=(len(rows) - 0.5, -0.5))
             if is_logarithmic:
-                _make_logarithmic(axes.xaxis)
+                _make_logarithmic(axes)
             if not from_0:
                 axes.axvline(1, **LINE_OF_NO_CHANGE)
             axes.tick_params(axis="y", length=0)
@@ -416,14 +416,14 @@ def _limits(table: pd.DataFrame, *, from_0: bool = False) -> tuple[float, float]
     return max(0.0, low - more), high + more
 
 
-def _make_logarithmic(axis: Any) -> None:
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+def _make_logarithmic(axes: Axes) -> None:
+    from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
-    axis._set_axes_scale("log")
-    low, high = axis.get_view_interval()
-    axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high / low < 150 else (1,)))
-    axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.set_xscale("log")
+    low, high = axes.get_xlim()
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high / low < 150 else (1,)))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
 
 
 # --- lines: over a number -----------------------------------------------------------------------

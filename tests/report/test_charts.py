@@ -112,13 +112,18 @@ def test_times_trials_and_published_figures_are_marks_on_one_axis_that_shows_1(t
     low, high = axes.get_xlim()
     assert low < min(1, *marks(axes, "o"), *marks(axes, "D"))
     assert high > max(1, *marks(axes, "o"))
-    assert high - low >= charts.MIN_SPAN
     top, *below = (line.get_ydata()[0] for line in axes.lines if line.get_markersize() == MEASURED)
     assert top < below[0] and axes.yaxis_inverted()  # the first row is the highest
     written = everything_written(figure)
     assert ("logarithmic axis" in written) == (40.0 in times.values())
     for part in ("Simulated GPU", "baseline", "published", "95 % confidence interval"):
         assert part in written
+
+
+def test_noise_does_not_fill_the_axis():
+    (axes,) = charts.dots(make_summary({"a": 1.0, "b": 1.0}, noise=0.001)).axes
+    low, high = axes.get_xlim()
+    assert high - low == pytest.approx(0.1)
 
 
 def test_verdicts_stand_beside_their_marks_and_an_outlier_has_a_mark_of_its_own():
