@@ -201,6 +201,7 @@ def changes(runs: Sequence[StoredRun]) -> list[dict[str, Any]]:
         others = [row for row in summary.rows[1:] if row.normalized_time is not None]
         if summary.has_groups or not _compared(summary) or not others:
             here = words.headline(summary) or "no variant has a time"
+            here += "" if summary.judged or not others else f" ({summary.mode}: no verdict)"
             answer = {"run": number, "change": "", "document": "", "here": here, "saves": False}
             table.append((math.inf, answer))
             continue

@@ -241,6 +241,7 @@ def test_the_first_table_has_a_row_for_each_run():
     assert re.fullmatch(r"20\.\d % less time \[\S+ %, \S+ %\]; saves more than published", here[1])
     assert [row["document"] for row in rows] == ["10.0 % less time"] * 2 + [""] * 3
     assert here[3].startswith("Fastest, of 4 groups")
+    assert here[3].endswith("(quick: no verdict)")
     assert here[4] == "no variant has a time"
 
 
