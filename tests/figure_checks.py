@@ -4,7 +4,7 @@ import itertools
 
 from matplotlib.text import Text
 
-from labkit.report.bars import style
+from labkit.report.figures import style
 
 
 def texts(figure):

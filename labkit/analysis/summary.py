@@ -134,6 +134,14 @@ class Summary:
         return {group: tuple(rows) for group, rows in rows_by_group.items()}
 
     @property
+    def by_group(self) -> dict[str, Summary]:
+        """A summary for each group, with its own baseline."""
+        return {
+            group: replace(self, rows=rows, baseline=self.baselines[group], baselines={})
+            for group, rows in self.groups().items()
+        }
+
+    @property
     def at_speeds(self) -> dict[float, Summary]:
         """A summary for each speed of the device, the slowest first; empty without several speeds.
 
@@ -144,10 +152,7 @@ class Summary:
         speeds = {row.group: self.info.x_of(row.variant) for row in self.rows}
         if None in speeds.values():
             return {}
-        by_speed = {
-            speeds[group]: replace(self, rows=rows, baseline=self.baselines[group], baselines={})
-            for group, rows in self.groups().items()
-        }
+        by_speed = {speeds[group]: summary for group, summary in self.by_group.items()}
         return dict(sorted(by_speed.items()))
 
     @property

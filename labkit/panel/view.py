@@ -35,8 +35,8 @@ from labkit.records import ROOFLINE
 from labkit.report import recipe
 from labkit.report import run as runs
 from labkit.report.advise import GB, advise
-from labkit.report.bars import mimebundle, write
 from labkit.report.charts import compare
+from labkit.report.figures import mimebundle, write
 from labkit.runs.experiment import Experiment
 from labkit.runs.forecasts import forecast
 from labkit.runs.store import (

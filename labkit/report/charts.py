@@ -1,7 +1,11 @@
 """The charts of a run, of several runs, and of a timeline.
 
-Every axis of times starts at 0: cut axes made the documents' gains look four times as large.  The
-exception are the times of look-ups, from 1 µs to 30 ms: their axis is logarithmic.
+    a run or several ─▶ frames.py: one tidy DataFrame ─┬─▶ dots: a row per variant
+                                                       └─▶ lines: over a number
+    roofline, utilization and timeline draw what no such table holds
+
+Times are marks with their intervals, not bars: a normalized time means its distance from 1, so its
+axis shows 1 and what was measured.  An axis of seconds starts at 0 or is logarithmic.
 """
 
 from __future__ import annotations
@@ -10,14 +14,12 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import accumulate, chain, cycle, pairwise
-from operator import itemgetter
+from itertools import accumulate, cycle, pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from labkit import units
-from labkit.analysis.describe import epoch_bars
 from labkit.analysis.roofline import Pipeline, pipelines
 from labkit.analysis.rows import Row
 from labkit.analysis.simulated import beside_the_loader, simulated_hardware, warnings
@@ -25,25 +27,19 @@ from labkit.analysis.summary import Summary
 from labkit.analysis.utilization import busy_over_time
 from labkit.analysis.winner import winner
 from labkit.diagnosis.timeline import Band, Timeline
-from labkit.records import EPOCHS
+from labkit.records import EPOCHS, OPERATION, ROOFLINE
 from labkit.report import words
-from labkit.report.bars import (
-    AXIS_IN,
-    INK,
-    LOOKS,
-    SOFT_INK,
-    WARNING_INK,
-    Bar,
-    BarRow,
-    Line,
-    describe_rows,
-    draw_rows,
-    frame,
-    height_in,
-    legend_of,
-    page,
-    wrap,
-    write_beside,
+from labkit.report.figures import AXIS_IN, INK, SOFT_INK, WARNING_INK, Line, frame, page, wrap
+from labkit.report.frames import (
+    NEGLIGIBLE,
+    Axis,
+    epochs_frame,
+    find_axis,
+    mark,
+    negligible_from,
+    over_axis,
+    tidy,
+    times_frame,
 )
 from labkit.runs.operation_trials import SAMPLE
 
@@ -56,13 +52,41 @@ if TYPE_CHECKING:
     from labkit.runs.store import StoredRun
 
 NORMALIZED = "epoch time ÷ the baseline's (0.8 = 20 % shorter)"
-SHOWN = f"{NORMALIZED}, with its 95 % confidence interval"
+OPERATION_NORMALIZED = NORMALIZED.removeprefix("epoch ")
+WITH_INTERVAL = "{}, with its 95 % confidence interval"
+NAME_CHARS = 26  # of a line of a row's name
+# Width of the points at one number, and between two of them, in distances between numbers.
+GROUP, MAX_STEP = 0.84, 0.12
+MIN_SPAN = 0.1  # of an axis of ratios: noise must not fill it
+LONGEST_END = 1.5  # of an interval, ÷ the longest time
+LOGARITHMIC_FROM = 10  # the longest time ÷ the shortest
+# Marker, dashes and colour: apart without any colour.
+SERIES_LOOKS: tuple[tuple[str, Any, str], ...] = (
+    ("o", "-", "#08519c"), ("s", (0, (5, 2)), "#d94801"), ("^", (0, (1, 1.5)), "#1a1a1a"),
+    ("D", (0, (5, 2, 1, 2)), "#6a51a3"), ("v", "-", "#737373"), ("P", (0, (5, 2)), "#238b45"),
+    ("X", (0, (1, 1.5)), "#7a0177"), ("<", (0, (5, 2, 1, 2)), "#0570b0"), (">", "-", "#a65628"),
+)  # fmt: skip
 LINE_OF_NO_CHANGE: dict[str, Any] = {
-    "color": INK,
-    "linewidth": 1,
-    "linestyle": (0, (4, 3)),
-    "zorder": 2.5,
-}
+    "color": INK, "linewidth": 1, "linestyle": (0, (4, 3)), "zorder": 2.5,
+}  # fmt: skip
+TRIAL: dict[str, Any] = {
+    "marker": "o", "markersize": 3.5, "color": "#8c8c8c", "linestyle": "none", "zorder": 3,
+}  # fmt: skip
+# Larger and open, so that the mark under it shows.
+OUTLIER: dict[str, Any] = {
+    "marker": "o", "markersize": 8, "markerfacecolor": "none", "markeredgecolor": INK,
+    "markeredgewidth": 1.2, "linestyle": "none", "zorder": 4,
+}  # fmt: skip
+PUBLISHED: dict[str, Any] = {
+    "marker": "D", "markersize": 7, "markerfacecolor": "white", "markeredgecolor": "#7a0177",
+    "markeredgewidth": 1.6, "linestyle": "none", "zorder": 4.5,
+}  # fmt: skip
+PUBLISHED_LINE: dict[str, Any] = {"linewidth": 1.2, "linestyle": (0, (1, 2)), "zorder": 1.8}
+IDEAL_LINE: dict[str, Any] = {"color": SOFT_INK, "linewidth": 1, "linestyle": (0, (1, 2))}
+RING: dict[str, Any] = {**OUTLIER, "markersize": 12}
+# Last in a legend, in this order.
+INTERVAL, ONE_TRIAL = "95 % confidence interval", "one trial"
+MARKS = ("published", INTERVAL, ONE_TRIAL, "outlier")
 
 
 def title_and_caption(summary: Summary, conditions: Sequence[str] = ()) -> tuple[list[Line], str]:
@@ -80,20 +104,15 @@ def title_and_caption(summary: Summary, conditions: Sequence[str] = ()) -> tuple
 
 def kinds(summary: Summary) -> dict[str, Callable[[Summary], Figure]]:
     """Return the charts that a run has, by name: what draws each."""
-    if summary.kind == "roofline":
+    if summary.kind == ROOFLINE:
         return {"roofline": roofline}
-    caches = {settings.cache for settings in summary.info.variants.values()}
-    draw_functions: dict[str, Callable[[Summary], Figure]] = {"times": times}
+    draw_functions: dict[str, Callable[[Summary], Figure]] = {"dots": dots}
+    if find_axis(summary):
+        draw_functions = {"lines": lines}
     if _compared_devices(summary):
         draw_functions["utilization"] = utilization
-    if len(summary.at_speeds) > 1:
-        draw_functions = {"speeds": speeds, **draw_functions}
-    if {"cold", "warm"} <= caches:
+    if {"cold", "warm"} <= {settings.cache for settings in summary.info.variants.values()}:
         draw_functions["epochs"] = epochs
-    if find_series(summary):
-        draw_functions["curve"] = curve
-    elif find_sizes(summary):
-        draw_functions["curve"] = curve_of_sizes
     return draw_functions
 
 
@@ -117,7 +136,7 @@ def utilization(summary: Summary) -> Figure:
     with page() as figure:
         panels = figure.subplots(len(drawn), sharex=True, sharey=True, squeeze=False)[:, 0]
         for axes, (row, (ends_s, shares)) in zip(panels, drawn):
-            axes.fill_between(ends_s, 100 * shares, step="pre", color=LOOKS["faster"][0])
+            axes.fill_between(ends_s, 100 * shares, step="pre", color="#6baed6")
             axes.plot(ends_s, 100 * shares, drawstyle="steps-pre", color=INK, linewidth=0.8)
             axes.set_title(row.name, loc="left", size=9)
             axes.set(ylim=(0, 105), yticks=[0, 50, 100], ylabel="GPU, %")
@@ -145,159 +164,59 @@ def _compared_devices(
     return drawn if all(len(ends_s) > 1 for _, (ends_s, _) in drawn) else []
 
 
-# --- normalized times -----------------------------------------------------------------------
+# --- dots: a row per variant ------------------------------------------------------------------
 
 
-def times(summary: Summary) -> Figure:
-    """Draw the normalized times of a run.
+def dots(summary: Summary) -> Figure:
+    """Draw the normalized times of a run; of groups, a row each, with a mark per variant.
 
     Returns:
         A figure that shows itself in a notebook; its label holds every number.
     """
-    if summary.has_groups:
-        return _times_of_groups(summary)
-    rows = [_times_row(row) for row in summary.rows]
-    return _on_one_axis(rows, summary.rows, *title_and_caption(summary))
+    label = OPERATION_NORMALIZED if summary.kind == OPERATION else NORMALIZED
+    title, caption = title_and_caption(summary)
+    return _draw_dots(times_frame(summary), label, title, caption, footer=_missing(summary))
 
 
-def _on_one_axis(
-    rows: Sequence[BarRow],
-    measured: Sequence[Row],
-    title: Sequence[Line],
-    caption: str,
-    **value_font: object,
-) -> Figure:
-    handles = _times_legend(rows)
-    with page() as figure:
-        axes = figure.add_subplot()
-        _draw_times(axes, rows, _axis_end(measured), **value_font)
-        axes.set_xlabel(NORMALIZED)
-        shown = [SHOWN, *describe_rows(rows)]
-        frame(figure, title, caption, height_in(rows) + AXIS_IN, handles, shown=shown)
-    return figure
+def epochs(summary: Summary) -> Figure:
+    """Draw the seconds of each variant's first and later epochs, and where their bytes were.
 
-
-def _times_of_groups(summary: Summary) -> Figure:
-    """Draw axes per group: an operation at 640 × 480 is in the column 640×480.
-
-    Each has its own axis, as groups are not compared; the time is beside each bar.
+    Returns:
+        A figure that shows itself in a notebook; its label holds every number.
     """
-    from matplotlib.ticker import MaxNLocator
-
-    groups = summary.groups()
-    places = [_place_of_group(summary, group, rows) for group, rows in groups.items()]
-    names, columns = (list(dict.fromkeys(part)) for part in zip(*places))
-    divided = NORMALIZED.removeprefix("epoch ") if summary.kind == "operation" else NORMALIZED
-    drawn, shown = [], [f"{divided}, with its 95 % confidence interval"]
-    with page() as figure:
-        most = dict.fromkeys(names, 0)
-        for (name, _), rows in zip(places, groups.values()):
-            most[name] = max(most[name], len(rows))
-        grid = figure.add_gridspec(len(names), len(columns), height_ratios=list(most.values()))
-        for (name, column), (group, rows) in zip(places, groups.items()):
-            axes = figure.add_subplot(grid[names.index(name), columns.index(column)])
-            bars = [_row_of_group(row) for row in rows]
-            _draw_times(axes, bars, _axis_end(rows), size=9)
-            # A long name would reach into the next column's.
-            wrapped = wrap(group, 24) if column == columns[0] else column
-            axes.set_title(wrapped, loc="left", size=9, weight="bold")
-            axes.tick_params(axis="x", labelsize=8)
-            axes.xaxis.set_major_locator(MaxNLocator(3, steps=[1, 2, 5, 10]))
-            if column != columns[0]:
-                axes.tick_params(labelleft=False)
-            drawn += bars
-            texts = describe_rows([_times_row(row) for row in rows])
-            shown += [
-                text if row.normalized_time is None else f"{text}, {units.seconds(row.time_s)}"
-                for text, row in zip(texts, rows)
-            ]
-        # Not below the axes: there is one label for all of them.
-        title = title_and_caption(summary, [divided, words.conditions(summary)])
-        content_in = 0.24 * sum(most.values()) + 0.5 * len(names)
-        frame(figure, *title, content_in, _times_legend(drawn), shown=shown)
-    return figure
-
-
-def _place_of_group(summary: Summary, group: str, rows: Sequence[Row]) -> tuple[str, str]:
-    """Return the row and the column of a group: an operation and the size of its pictures."""
-    task = summary.info.tasks.get(rows[0].variant, {})
-    if "width_px" not in task:
-        return group, ""  # one column
-    return str(task["operation"]), f"{task['width_px']}×{task['height_px']}"
-
-
-def _times_row(row: Row) -> BarRow:
-    if row.normalized_time is None:
-        return BarRow(name=row.variant, reason=words.reason(row))
-    interval = None if row.ci_low is None else (row.ci_low, row.ci_high)
-    notes = [units.interval(*interval)] if interval else []
-    bar = Bar(
-        length=row.normalized_time,
-        look="baseline" if row.is_baseline else row.verdict if row.verdict in LOOKS else "other",
-        dots=row.ratios,
-        outliers=row.outliers,
-        interval=interval,
-        published=None if row.is_baseline else row.published,  # the baseline's is 1 by definition
-        value=units.normalized(row.normalized_time),
-        notes=[*notes, row.verdict] if row.verdict else notes,
+    title, caption = title_and_caption(summary)
+    label = "seconds per epoch"
+    return _draw_dots(
+        epochs_frame(summary), label, title, caption, footer=_missing(summary), from_0=True
     )
-    return BarRow(name=row.variant, bars=(bar,))
-
-
-def _row_of_group(row: Row) -> BarRow:
-    """Show the time in place of the normalized one, and no reasons: there is no room."""
-    drawn = _times_row(row)
-    bars = [replace(bar, value=units.seconds(row.time_s), notes=()) for bar in drawn.bars]
-    return BarRow(name=row.name, bars=bars, reason="" if bars else row.status)
-
-
-def _axis_end(rows: Sequence[Row]) -> float:
-    """Return where the axis ends: behind every dot; a very long interval is cut off."""
-    known = [1.0, *(ratio for row in rows for ratio in row.ratios)]
-    known += [row.published for row in rows if row.published is not None]
-    highs = [row.ci_high for row in rows if row.ci_high is not None]
-    return 1.06 * max(*known, min(max(highs, default=0), 1.5 * max(known)))
-
-
-def _draw_times(axes: Axes, rows: Sequence[BarRow], end: float, **value_font: object) -> None:
-    axes.axvline(1, **LINE_OF_NO_CHANGE)
-    draw_rows(axes, rows, end, **(value_font or {"weight": "bold"}))
-
-
-def _times_legend(rows: Sequence[BarRow]) -> list[Artist]:
-    return legend_of(rows, {"baseline": "baseline"}, "one trial")
-
-
-# --- several runs -------------------------------------------------------------------------
 
 
 def overview(summaries: Sequence[Summary]) -> Figure | None:
     """Draw every variant with a published figure, whichever its run, along one axis.
 
     Returns:
-        As `times`; None where no variant has one.
+        As `dots`; None where no variant has one.
     """
     with_published = words.beside_the_documents(summaries)
     if not with_published:
         return None
-    rows = []
+    records = []
     simulated_here: dict[str, Any] = {}
+    missing = []
     for summary, row in with_published:
-        drawn = _times_row(row)
-        word = words.agreement(summary, row)
-        # The verdict is in the words already, or is the same word.
-        words_beside = [word or row.verdict or "no verdict"]
-        value = words.normalized(row) if drawn.bars else ""
-        bars = [
-            replace(bar, dots=(), outliers=(), value=value, notes=words_beside)
-            for bar in drawn.bars
-        ]
         experiment = summary.info.experiment
-        rows.append(replace(drawn, name=f"{experiment}: {row.variant}", bars=bars))
+        name = f"{experiment}: {row.variant}"
+        if row.normalized_time is None:
+            missing.append(f"{name}: {words.reason(row)}")
+            continue
+        word = summary.agreement(row) or row.verdict or "no verdict"
+        note = f"{words.normalized(row)}\n{word}"
+        records.append(mark(row, name, trials=(), outliers=(), note=note))
+        records[-1]["text"] += f", {word}"
         x = beside_the_loader([row])
-        for name, details in simulated_hardware([row]).items():
-            beside = f" ({x})" if x and name == "simulated GPU" else ""
-            what = f"{name}, {details}".rstrip(", ")
+        for hardware, details in simulated_hardware([row]).items():
+            beside = f" ({x})" if x and hardware == "simulated GPU" else ""
+            what = f"{hardware}, {details}".rstrip(", ")
             simulated_here.setdefault(what, {})[f"{experiment}{beside}"] = None
     answer = words.answer(summaries).removesuffix(".")
     title = [
@@ -308,10 +227,7 @@ def overview(summaries: Sequence[Summary]) -> Figure | None:
         title.append(
             Line(f"{what[0].upper()}{what[1:]}: {', '.join(experiments)}", color=WARNING_INK)
         )
-    return _on_one_axis(rows, [row for _, row in with_published], title, "", size=9)
-
-
-# --- runs side by side ----------------------------------------------------------------------
+    return _draw_dots(tidy(records), NORMALIZED, title, "", footer=missing)
 
 
 def compare(runs: Sequence[StoredRun]) -> Figure:
@@ -341,7 +257,7 @@ def compare(runs: Sequence[StoredRun]) -> Figure:
         )
     apart = "each run against its own baseline; no run is divided by another"
     title = [Line(runs[0].summary.question, 13, "bold"), Line(apart, color=SOFT_INK)]
-    rows, measured = [], []
+    records, missing = [], []
     for number, summary in enumerate((run.summary for run in runs), 1):
         simulated_here = warnings(summary)
         conditions = " · ".join([*words.how_measured(summary), *simulated_here])
@@ -349,313 +265,333 @@ def compare(runs: Sequence[StoredRun]) -> Figure:
         title.append(Line(f"Run {number}: {conditions}", weight="bold", color=ink))
         about = filter(None, [words.origin(summary), *words.plain_labels(summary)])
         title.append(Line(" · ".join(about), color=SOFT_INK))
-        for row in summary.rows:
-            rows.append(replace(_times_row(row), name=f"{number}: {row.variant}"))
-            measured.append(row)
-    return _on_one_axis(rows, measured, title, "")
+        measured = [row for row in summary.rows if row.normalized_time is not None]
+        records += [mark(row, f"{number}: {row.variant}") for row in measured]
+        missing += [f"{number}: {text}" for text in _missing(summary)]
+    return _draw_dots(tidy(records), NORMALIZED, title, "", footer=missing)
 
 
-# --- epochs ---------------------------------------------------------------------------------
-
-# What was measured of a variant's bytes: heading, and its distance from the axis in points. A
-# time alone does not show whether a disk or the page cache was fast.
-COLUMNS = (
-    ("in memory\nbefore epoch 1", 66),
-    ("bytes from disk,\nall epochs", 164),
-    ("pages\nswapped", 246),
-)
-
-
-def epochs(summary: Summary) -> Figure:
-    """Draw the seconds of each variant's first and later epochs, and where their bytes came from.
-
-    Returns:
-        A figure that shows itself in a notebook; its label holds every number.
-    """
-    looks = {"first epoch": "epoch 1", "later epochs": ""}
-    rows, later = [], set()
+def _missing(summary: Summary) -> list[str]:
+    """Return the variants without numbers and why, a line for each reason."""
+    names_by_reason: dict[str, dict[str, None]] = {}
     for row in summary.rows:
-        row_bars = epoch_bars(row)
-        # Variants may differ in their number of epochs: "epoch 2 / epochs 2 to 3 (mean)".
-        later |= {bar.name for bar in row_bars[1:]}
-        bars = [
-            Bar(
-                length=x.mean_s, name=x.name, look=look, dots=x.all_s, value=units.seconds(x.mean_s)
-            )
-            for x, look in zip(row_bars, looks)
-        ]
-        rows.append(BarRow(name=row.variant, bars=bars, reason=words.reason(row)))
-    looks["later epochs"] = " / ".join(sorted(later))
-    ends = [max(bar.dots) for row in rows for bar in row.bars]
-    with page() as figure:
-        axes = figure.add_subplot()
-        draw_rows(axes, rows, 1.06 * max(ends, default=1.0), size=9)
-        axes.set_xlabel("seconds per epoch (lower is better)")
-        shown = [axes.get_xlabel()]
-        if ends:
-            for heading, right_pt in COLUMNS:
-                write_beside(axes, -0.5, (right_pt, 14), heading, size=8.5, color=SOFT_INK)
-        for y, (row, description) in enumerate(zip(summary.rows, describe_rows(rows))):
-            proof = list(zip(COLUMNS, words.proof(row))) if rows[y].bars else []
-            for (heading, right_pt), text in proof:
-                write_beside(axes, y, (right_pt, 0), text, size=9)
-                description += f"; {heading}: {text}".replace("\n", " ")
-            shown.append(description)
-        handles = legend_of(rows, looks, "one epoch of one trial")
-        frame(
-            figure,
-            *title_and_caption(summary),
-            height_in(rows) + AXIS_IN + 0.4,
-            handles,
-            shown=shown,
-        )
-    return figure
+        if why := words.reason(row):
+            # An operation's library, once for all operations.
+            name = row.name if summary.kind == OPERATION else row.variant
+            names_by_reason.setdefault(why, {})[name] = None
+    return [f"{', '.join(names)}: {why}" for why, names in names_by_reason.items()]
 
 
-# --- speeds of the device -------------------------------------------------------------------
-
-PUBLISHED_LINE: dict[str, Any] = {"linewidth": 1.2, "linestyle": (0, (1, 2)), "zorder": 1.8}
-
-
-def speeds(summary: Summary) -> Figure:
-    """Draw normalized time over the speed of the device, a line per variant.
-
-    Returns:
-        A figure that shows itself in a notebook; its label holds every number.
-    """
-    compared = summary.at_speeds
-    shown = [SHOWN]
-    for one in compared.values():
-        shown += describe_rows([_times_row(row) for row in one.rows])
-    with page() as figure:
-        handles = _draw_speeds(figure.add_subplot(), compared)
-        title = title_and_caption(summary)
-        frame(figure, *title, 3.9, handles, shown=shown, columns=3)
-    return figure
-
-
-def _draw_speeds(axes: Axes, compared: Mapping[float, Summary]) -> list[Artist]:
-    axes.set_xlabel("speed of the GPU ÷ the baseline's loading rate (x)")
-    axes.set_ylabel("epoch time ÷ the baseline's")
-    places = {x: place for place, x in enumerate(compared)}  # each is twice the last
-    axes.set_xticks(list(places.values()), [f"{x:g}" for x in places])
-    axes.set_xlim(-0.5, len(places) - 0.5)
-    axes.grid(axis="y")
-    axes.axhline(1, **LINE_OF_NO_CHANGE)
-    points: dict[str, list[tuple[float, Row]]] = {}
-    for x, summary in compared.items():
-        for row in summary.rows:
-            if row.normalized_time is not None and not row.is_baseline:
-                points.setdefault(row.name, []).append((x, row))
-    every = [row for series in points.values() for _, row in series]
-    highest = max([1.0, *(row.normalized_time for row in every)])
-    axes.set_ylim(0, 1.2 * highest)  # a very long interval is cut off
-    handles: list[Artist] = []
-    for i, (name, series) in enumerate(points.items()):
-        marker, dashes, color = SERIES_LOOKS[i % len(SERIES_LOOKS)]
-        # Beside each other, or equal points would hide one another.
-        shift = GROUP / 2 / len(points) * (i - (len(points) - 1) / 2)
-        at = [places[x] + shift for x, _ in series]
-        times = [row.normalized_time for _, row in series]
-        look: dict[str, Any] = {"color": color, "linewidth": 1.4, "markersize": 6, "marker": marker}
-        published = next((row.published for _, row in series if row.published is not None), None)
-        label = name if published is None else f"{name} (published: {units.normalized(published)})"
-        handles += axes.plot(at, times, linestyle=dashes, label=wrap(label, 34), **look)
-        for place, (_, row) in zip(at, series):
-            if row.ci_low is not None:
-                axes.vlines(place, row.ci_low, row.ci_high, color=color)
-        if published is not None:
-            axes.axhline(published, color=color, **PUBLISHED_LINE)
-    return handles
-
-
-# --- curve -----------------------------------------------------------------------------------
-
-NEGLIGIBLE, NEGLIGIBLE_SAID = 0.01, "less than 1 % from"
-GROUP = 0.84  # width of the points and the advice at one position, in positions
-BASELINE: dict[str, Any] = {
-    "color": INK, "marker": "o", "markersize": 6, "markerfacecolor": "white",
-    "linestyle": (0, (4, 3)),
-}  # fmt: skip
-RING: dict[str, Any] = {
-    "marker": "o", "markersize": 11, "markerfacecolor": "none", "markeredgecolor": INK,
-    "markeredgewidth": 1.2, "linestyle": "none",
-}  # fmt: skip
-# Marker, dashes and colour: apart without any colour.
-SERIES_LOOKS = (
-    ("o", "-", "#08519c"), ("s", (0, (5, 2)), "#d94801"), ("^", (0, (1, 1.5)), "#1a1a1a"),
-    ("D", (0, (5, 2, 1, 2)), "#6a51a3"), ("v", "-", "#737373"), ("P", (0, (5, 2)), "#238b45"),
-    ("X", (0, (1, 1.5)), "#7a0177"), ("<", (0, (5, 2, 1, 2)), "#0570b0"), (">", "-", "#a65628"),
-)  # fmt: skip
-
-
-# Steps between two events, and what was measured; the most frequent first.
-Points = list[tuple[int, Row]]
-
-
-def find_series(summary: Summary) -> dict[str, Points]:
-    """Group the measured variants that differ only in the number of steps between two events.
-
-    Returns:
-        What else differs from the baseline, as "checkpoint_writer thread" -> points; nothing
-        where the experiment has no x axis, or its baseline has a place on it.
-    """
-    x_axis = summary.info.x_axis
-    if not x_axis:
-        return {}
-    base = summary.info.settings_of(summary.baseline)
-    series: dict[str, Points] = {}
-    for row in summary.rows:
-        settings = summary.info.settings_of(row.variant)
-        steps: Any = settings.get(x_axis.setting)
-        if not steps or row.variant == summary.baseline or row.normalized_time is None:
-            continue
-        apart = [
-            f"{name} {units.text_of(value)}"
-            for name, value in settings.items()
-            if name != x_axis.setting and value != base.get(name)
-        ]
-        if not apart and base.get(x_axis.setting):
-            return {}
-        series.setdefault(", ".join(apart), []).append((steps, row))
-    return {name: sorted(points, key=itemgetter(0)) for name, points in series.items()}
-
-
-def curve(summary: Summary) -> Figure:
-    """Draw normalized time over the number of steps between two events.
-
-    Returns:
-        A figure that shows itself in a notebook; its label holds every number.
-    """
-    series = find_series(summary)
-    shown = [SHOWN]
-    shown += describe_rows([_times_row(row) for _, row in chain(*series.values())])
-    for points in series.values():
-        if limit := _negligible_from(points):
-            cheap = next(row.variant for steps, row in points if steps == limit)
-            shown.append(f"{NEGLIGIBLE_SAID} {cheap}")
-    with page() as figure:
-        handles = _draw_over_steps(figure.add_subplot(), summary, series)
-        frame(figure, *title_and_caption(summary), 3.9, handles, shown=shown, columns=3)
-    return figure
-
-
-def _draw_over_steps(axes: Axes, summary: Summary, series: Mapping[str, Points]) -> list[Artist]:
-    from matplotlib.lines import Line2D
-
-    chosen, advice = summary.info.x_axis, summary.info.x_axis.advice
-    every = [*chain(*series.values())]
-    steps = sorted({n for n, _ in every} | ({advice} if advice else set()))
-    places = {n: place for place, n in enumerate(steps)}  # 1, 10, 100 lie equally far apart
-    axes.set_xticks(range(len(steps) + 1), [units.count(n) for n in steps] + ["never"])
-    axes.set_xlim(-0.5, len(steps) + 0.5)
-    axes.set_xlabel(f"every N steps ({chosen.setting})")
-    axes.set_ylabel("epoch time ÷ the baseline's")
-    highest = max([1.0, *(row.normalized_time for _, row in every)])
-    axes.set_ylim(0, 1.2 * highest)  # a very long interval is cut off
-    axes.grid(axis="y")
-    axes.axhline(1, **LINE_OF_NO_CHANGE)
-    handles: list[Artist] = []
-    if summary.rows[0].normalized_time is not None:
-        axes.plot([len(steps)], [1], zorder=3, **BASELINE)
-        handles.append(Line2D([], [], label=f"{summary.baseline} (baseline)", **BASELINE))
-    if advice:
-        place, label = places[advice], f"{chosen.source}: every {advice} steps"
-        band = (place - GROUP / 2, place + GROUP / 2)
-        handles.append(axes.axvspan(*band, color="#e6e6e6", zorder=0, label=label))
-    limits = [_negligible_from(points) for points in series.values()]
-    for i, ((name, points), limit) in enumerate(zip(series.items(), limits)):
-        marker, dashes, color = SERIES_LOOKS[i % len(SERIES_LOOKS)]
-        # Beside each other, or equal points would hide one another.
-        shift = GROUP / len(series) * (i - (len(series) - 1) / 2)
-        xs = [places[n] + shift for n, _ in points]
-        ys = [row.normalized_time for _, row in points]
-        look: dict[str, Any] = {"color": color, "linewidth": 1.4, "markersize": 6, "marker": marker}
-        label = wrap(name or "every N steps", 28)
-        handles += axes.plot(xs, ys, linestyle=dashes, label=label, **look)
-        for x, (n, row) in zip(xs, points):
-            if row.ci_low is not None:
-                axes.vlines(x, row.ci_low, row.ci_high, color=color)
-            if n == limit:
-                axes.plot([x], [row.normalized_time], **RING)
-    if any(limits):
-        handles.append(Line2D([], [], label=f"{NEGLIGIBLE_SAID} here", **RING))
-    return handles
-
-
-def _negligible_from(points: Points) -> int | None:
-    """Return the fewest steps from which on every interval ends below `NEGLIGIBLE`."""
-    least = None
-    for steps, row in reversed(points):
-        if row.ci_high is None or row.ci_high > 1 + NEGLIGIBLE:
-            break
-        least = steps
-    return least
-
-
-# --- curve of sizes --------------------------------------------------------------------------
-
-SHARE_LINE = {"color": SOFT_INK, "linewidth": 1, "linestyle": (0, (1, 2))}
-
-
-def find_sizes(summary: Summary) -> dict[str, dict[str, Points]]:
-    """Group the measured operations whose inputs are made from one number, by that number.
-
-    Returns:
-        "label, by names" -> way to do it -> points of the number and what was measured.
-    """
-    tasks = summary.info.tasks
-    sizes: dict[str, dict[str, Points]] = {}
-    for row in summary.rows:
-        task = tasks.get(row.variant, {})
-        numbers = {name: n for name, n in task.items() if isinstance(n, int)}
-        if len(numbers) == 1 and row.time_s:
-            ((name, number),) = numbers.items()
-            ways = sizes.setdefault(f"{task['operation']}, by {name}", {})
-            ways.setdefault(row.name, []).append((number, row))
-    return sizes
-
-
-def curve_of_sizes(summary: Summary) -> Figure:
-    """Draw the time per image over the size of what is looked up, beside a sample's.
-
-    Returns:
-        A figure that shows itself in a notebook; its label holds every number.
-    """
-    from matplotlib.ticker import EngFormatter, FuncFormatter
-
-    sizes, looks = find_sizes(summary), cycle(SERIES_LOOKS)
-    shown = ["Time per image, lower is better"]
+def _draw_dots(
+    table: pd.DataFrame,
+    label: str,
+    title: Sequence[Line],
+    caption: str,
+    *,
+    footer: Sequence[str],
+    from_0: bool = False,
+) -> Figure:
+    """Draw a row for each row of the table, from the top down; panels share both axes."""
+    if table.empty:
+        with page() as figure:
+            frame(figure, title, caption, 0, footer=footer)
+        return figure
+    rows, series = [*dict.fromkeys(table.row)], [*dict.fromkeys(table.series)]
+    panels = [*dict.fromkeys(table.panel)]
+    names = [wrap(name, NAME_CHARS) for name in rows]
     handles: dict[str, Artist] = {}
     with page() as figure:
-        panels = figure.subplots(1, len(sizes), sharey=True, squeeze=False)[0]
-        for axes, (title, ways) in zip(panels, sizes.items()):
-            for name, points in ways.items():
-                marker, dashes, color = next(looks)
-                look = {"color": color, "marker": marker, "linestyle": dashes, "markersize": 6}
-                numbers, times_s = zip(*((n, row.time_s) for n, row in points))
-                handles |= {name: axes.plot(numbers, times_s, label=name, **look)[0]}
-                shown += [f"{row.variant}: {units.seconds(row.time_s)}" for _, row in points]
-            axes.set(xscale="log", yscale="log")
-            axes.set_title(title, loc="left", size=9, weight="bold")
-            axes.set_xticks(numbers)
-            axes.xaxis.set_major_formatter(FuncFormatter(lambda n, _: f"{n:,.0f}"))
-            axes.minorticks_off()
-            axes.grid(axis="y")
-            for row in summary.rows:
-                if row.group == SAMPLE and row.time_s:
-                    whole = f"{row.variant}, {units.seconds(row.time_s)}"
-                    part, part_s = "1 % of that", NEGLIGIBLE * row.time_s
-                    handles |= {
-                        whole: axes.axhline(
-                            row.time_s, label=whole, **{"color": INK, "linewidth": 1.2}
-                        ),
-                        part: axes.axhline(part_s, label=part, **SHARE_LINE),
-                    }
-        panels[0].set_ylabel("time per image")
-        panels[0].yaxis.set_major_formatter(EngFormatter("s"))
-        frame(figure, *title_and_caption(summary), 3.6, [*handles.values()], shown=shown, columns=3)
+        drawn = figure.subplots(1, len(panels), sharex=True, sharey=True, squeeze=False)[0]
+        low, high = _limits(table, from_0=from_0)
+        is_logarithmic = not from_0 and high / low > LOGARITHMIC_FROM
+        for axes, panel in zip(drawn, panels):
+            axes.set_title(panel, loc="left", size=9, weight="bold")
+            axes.set(xlim=(low, high), ylim=(len(rows) - 0.5, -0.5))
+            if is_logarithmic:
+                _make_logarithmic(axes)
+            if not from_0:
+                axes.axvline(1, **LINE_OF_NO_CHANGE)
+            axes.tick_params(axis="y", length=0)
+            for between in range(1, len(rows) if len(series) > 1 else 0):
+                axes.axhline(between - 0.5, color="#e4e4e4", linewidth=0.8, zorder=0.5)
+            for one in table[table.panel == panel].itertuples():
+                place = series.index(one.series)
+                look = _look(place, one) if len(series) > 1 else _look(0, one)
+                y = rows.index(one.row) + 0.6 * (place - (len(series) - 1) / 2) / len(series)
+                handles |= _draw_mark(axes, one, y, look, len(series))
+                if one.note and panel == panels[-1]:
+                    _write_note(axes, rows.index(one.row), one.note, is_value=not from_0)
+        drawn[0].set_yticks(range(len(rows)), names)
+        label += ", logarithmic axis" if is_logarithmic else ""
+        if len(panels) == 1:
+            drawn[0].set_xlabel(label)
+        else:  # one label for all
+            title = [*title, Line(label)]
+        lines_of = max(text.count("\n") + 1 for text in [*names, *table.note])
+        row_in = max(0.2 + 0.06 * len(series), 0.42, 0.17 * lines_of + 0.08)
+        content_in = row_in * len(rows) + AXIS_IN + 0.25 * any(panels)
+        shown = [WITH_INTERVAL.format(label), *table.text]
+        frame(figure, title, caption, content_in, _in_order(handles), footer=footer, shown=shown)
     return figure
+
+
+def _in_order(handles: Mapping[str, Artist]) -> list[Artist]:
+    """Return what a legend explains: first what was compared, then the marks."""
+    compared = [handle for text, handle in handles.items() if text not in MARKS]
+    return compared + [handles[text] for text in MARKS if text in handles]
+
+
+def _look(place: int, one: Any) -> dict[str, Any]:
+    marker, _, color = SERIES_LOOKS[place % len(SERIES_LOOKS)]
+    fill = "white" if one.is_baseline and not one.series else color
+    return {
+        "marker": marker, "markersize": 7, "color": color, "markerfacecolor": fill,
+        "markeredgewidth": 1.4, "linestyle": "none", "zorder": 5,
+    }  # fmt: skip
+
+
+def _draw_mark(
+    axes: Axes, one: Any, y: float, look: Mapping[str, Any], series: int
+) -> dict[str, Artist]:
+    """Draw a record of the table; return what the legend needs, by its texts."""
+    from matplotlib.lines import Line2D
+
+    low, high = axes.get_xlim()
+    lane = 0.3 / series
+    explained: dict[str, dict[str, Any]] = {}
+    axes.plot([one.value], [y], **look)
+    name = one.series or ("baseline" if one.is_baseline else "measured")
+    explained[name] = dict(look)
+    if one.low == one.low:  # not NaN
+        ends = max(one.low, low), min(one.high, high)
+        line = {"color": look["color"], "linewidth": 1.8, "zorder": 4.2}
+        axes.plot(ends, [y, y], solid_capstyle="butt", **line)
+        # An interval that leaves the axis ends in an arrow.
+        for end, is_cut, arrow in ((low, one.low < low, "<"), (high, one.high > high, ">")):
+            if is_cut:
+                axes.plot([end], [y], marker=arrow, color=look["color"], clip_on=False)
+        explained[INTERVAL] = {**line, "color": INK}
+    if series <= 2:
+        for place, value in enumerate(one.trials):
+            is_outlier = place in one.outliers
+            axes.plot([value], [y + lane], **TRIAL)
+            explained[ONE_TRIAL] = TRIAL
+            if is_outlier:
+                axes.plot([value], [y + lane], **OUTLIER)
+                explained["outlier"] = OUTLIER
+    if one.published == one.published:
+        axes.plot([one.published], [y - lane], **PUBLISHED)
+        explained["published"] = PUBLISHED
+    return {text: Line2D([], [], label=text, **mark) for text, mark in explained.items()}
+
+
+def _write_note(axes: Axes, y: float, note: str, *, is_value: bool) -> None:
+    """Write right of the axes; a value, which is the first line, in bold."""
+    beside: dict[str, Any] = {
+        "xycoords": axes.get_yaxis_transform(), "textcoords": "offset points", "va": "center",
+        "annotation_clip": False, "size": 9,
+    }  # fmt: skip
+    if not is_value:
+        axes.annotate(note, (1, y), (8, 0), **beside)
+        return
+    value, _, rest = note.partition("\n")
+    lines_below = rest.count("\n") + 1 if rest else 0
+    axes.annotate(value, (1, y), (8, 6 * lines_below), weight="bold", **beside)
+    axes.annotate(rest, (1, y), (8, -6), **beside)
+
+
+def _limits(table: pd.DataFrame, *, from_0: bool = False) -> tuple[float, float]:
+    """Return the ends of an axis of times; a very long interval is cut off."""
+    trials = [value for values in table.trials for value in values]
+    known = [*table.value, *trials, *table.published.dropna(), *([] if from_0 else [1.0])]
+    low, high = min(known), max(known)
+    if table.low.notna().any():
+        low = min(low, max(low / LONGEST_END, table.low.min()))
+        high = max(high, min(high * LONGEST_END, table.high.max()))
+    if from_0:
+        return 0.0, 1.06 * high
+    if high / low > LOGARITHMIC_FROM:
+        return low / 1.15, high * 1.15
+    more = max(0.06 * (high - low), (MIN_SPAN - (high - low)) / 2)
+    return max(0.0, low - more), high + more
+
+
+def _make_logarithmic(axes: Axes) -> None:
+    from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
+
+    axes.set_xscale("log")
+    low, high = axes.get_xlim()
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high / low < 150 else (1,)))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+
+
+# --- lines: over a number -----------------------------------------------------------------------
+
+
+def lines(summary: Summary) -> Figure:
+    """Draw times over the number that the variants vary, a line per series.
+
+    Numbers lie equally far apart, in their order; what has no number is right of them.
+
+    Returns:
+        A figure that shows itself in a notebook; its label holds every number.
+    """
+    axis = find_axis(summary)
+    if axis is None:
+        raise ValueError("summary must vary a number, got none; draw it with: dots")
+    table = over_axis(summary, axis)
+    title, caption = title_and_caption(summary)
+    label = "epoch time ÷ the baseline's"
+    if axis.in_seconds:
+        label = f"time of {units.count(summary.epochs, 'epoch')}"
+    if summary.kind == OPERATION:
+        label = "time per image, logarithmic axis"
+    handles: dict[str, Artist] = {}
+    shown = [WITH_INTERVAL.format(label), *table.text]
+    with page() as figure:
+        panels = [*dict.fromkeys(table.panel)]
+        if panels:
+            drawn = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+            drawn[0].set_ylabel(label)
+            _scale_y(drawn[0], table, summary, axis)
+            for axes, panel in zip(drawn, panels):
+                axes.set_title(panel, loc="left", size=9, weight="bold")
+                axes.set_xlabel(axis.labels[panel])
+                handles |= _draw_panel(axes, table[table.panel == panel], summary, axis)
+        shown += [f"{row.variant}: {units.seconds(row.time_s)}" for row in _samples(summary)]
+        if summary.info.x_axis:
+            shown += _describe_negligible(table)
+        content_in = 3.9 if panels else 0
+        frame(
+            figure, title, caption, content_in, _in_order(handles), footer=_missing(summary),
+            shown=shown,
+        )  # fmt: skip
+    return figure
+
+
+def _scale_y(axes: Axes, table: pd.DataFrame, summary: Summary, axis: Axis) -> None:
+    from matplotlib.ticker import EngFormatter
+
+    if summary.kind == OPERATION:
+        axes.set_yscale("log")
+    else:
+        drawn = table.assign(trials=[_ideal(table, axis)] * len(table))
+        axes.set_ylim(*_limits(drawn, from_0=axis.in_seconds))
+    if axis.in_seconds:
+        axes.yaxis.set_major_formatter(EngFormatter("s"))
+        axes.minorticks_off()
+
+
+def _ideal(table: pd.DataFrame, axis: Axis) -> list[float]:
+    """Return the normalized times of several GPUs that share the work of the fewest."""
+    numbers = sorted({x for x in table.x if not isinstance(x, str)})
+    return [numbers[0] / x for x in numbers] if axis.setting == "ranks" else []
+
+
+def _draw_panel(axes: Axes, table: pd.DataFrame, summary: Summary, axis: Axis) -> dict[str, Artist]:
+    """Draw the lines of a panel; return what the legend needs, by its texts."""
+    from matplotlib.lines import Line2D
+
+    handles: dict[str, Artist] = {}
+    x_axis = summary.info.x_axis
+    numbers = {x for x in table.x if not isinstance(x, str)}
+    numbers |= {x_axis.advice} if x_axis and x_axis.advice else set()
+    xs = [*sorted(numbers), *dict.fromkeys(x for x in table.x if isinstance(x, str))]
+    places = {x: place for place, x in enumerate(xs)}
+    texts = [x if isinstance(x, str) else f"{x:,.3g}" if x < 1 else f"{x:,.6g}" for x in xs]
+    axes.set_xticks(range(len(xs)), [wrap(text, max(8, 84 // len(xs))) for text in texts])
+    axes.set_xlim(-0.5, len(xs) - 0.5)
+    axes.grid(axis="y")
+    if x_axis and x_axis.advice:
+        at, text = places[x_axis.advice], f"{x_axis.source}: every {x_axis.advice} steps"
+        handles[text] = axes.axvspan(
+            at - GROUP / 2, at + GROUP / 2, color="#e6e6e6", zorder=0, label=text
+        )
+    if ideal := _ideal(table, axis):
+        text = "ideal: twice the GPUs take half the time"
+        handles[text] = axes.plot(range(len(ideal)), ideal, label=text, **IDEAL_LINE)[0]
+    names = [*dict.fromkeys(axis.series.values())]  # of all panels, so that looks differ
+    present = [name for name in names if name in {*table.series}]
+    for i, name in enumerate(present):
+        # Beside each other, or equal points would hide one another.
+        step = 0.0 if axis.in_seconds else min(MAX_STEP, GROUP / len(present))
+        shift = step * (i - (len(present) - 1) / 2)
+        points = table[table.series == name]
+        points = points.assign(at=[places[x] + shift for x in points.x]).sort_values("at")
+        text = name or ("measured" if len(present) == 1 else "as the baseline")
+        look = SERIES_LOOKS[names.index(name) % len(SERIES_LOOKS)]
+        handles |= _draw_line(axes, points, text, look, axis, over_steps=bool(x_axis))
+    if not axis.in_seconds:
+        axes.axhline(1, **LINE_OF_NO_CHANGE)
+        text = f"{summary.rows[0].name} (baseline)"
+        base: dict[str, Any] = {"color": INK, "marker": "o", "markersize": 6}
+        handles[text] = Line2D(
+            [], [], label=text, markerfacecolor="white", linestyle=(0, (4, 3)), **base
+        )
+    for sample in _samples(summary):
+        text = f"{sample.variant}, {units.seconds(sample.time_s)}"
+        handles[text] = axes.axhline(sample.time_s, label=text, color=INK, linewidth=1.2)
+        text = f"{units.limit(NEGLIGIBLE)} of that"
+        handles[text] = axes.axhline(NEGLIGIBLE * sample.time_s, label=text, **IDEAL_LINE)
+    return handles
+
+
+def _draw_line(
+    axes: Axes,
+    points: pd.DataFrame,
+    name: str,
+    series_look: tuple[str, Any, str],
+    axis: Axis,
+    *,
+    over_steps: bool,
+) -> dict[str, Artist]:
+    """Draw a series, whose points lie at `at`; return what the legend needs, by its texts."""
+    from matplotlib.lines import Line2D
+
+    marker, dashes, color = series_look
+    look: dict[str, Any] = {"color": color, "linewidth": 1.4, "markersize": 6, "marker": marker}
+    is_number = points.x.map(lambda x: not isinstance(x, str))
+    on_line, apart = points[is_number], points[~is_number]
+    axes.plot(on_line["at"], on_line.value, linestyle=dashes, **look)
+    axes.plot(apart["at"], apart.value, linestyle="none", **look)
+    explained: dict[str, dict[str, Any]] = {}
+    published = points.published.dropna()
+    if len(published) and not axis.setting:  # the same at every speed of the GPU
+        name += f" (published: {units.normalized(published.iloc[0])})"
+        axes.axhline(published.iloc[0], color=color, **PUBLISHED_LINE)
+    elif len(published):
+        axes.plot(points["at"], points.published, **PUBLISHED)
+        explained["published"] = PUBLISHED
+    explained[name] = {"linestyle": dashes, **look}
+    if points.low.notna().any():
+        axes.vlines(points["at"], points.low, points.high, color=color, linewidth=1.4)
+        explained[INTERVAL] = {"color": INK, "linewidth": 1.4}
+    if not axis.in_seconds:
+        bases = points[points.is_baseline.astype(bool)]
+        hollow = {**look, "markerfacecolor": "white", "linestyle": "none", "zorder": 3}
+        axes.plot(bases["at"], bases.value, **hollow)
+    if over_steps and (limit := negligible_from(on_line)) is not None:
+        least = on_line[on_line.x == limit]
+        axes.plot(least["at"], least.value, **RING)
+        explained[f"less than {units.limit(NEGLIGIBLE)} from here"] = RING
+    return {text: Line2D([], [], label=text, **mark) for text, mark in explained.items()}
+
+
+def _samples(summary: Summary) -> list[Row]:
+    """Return the rows of whole samples, beside which look-ups are drawn."""
+    return [row for row in summary.rows if row.group == SAMPLE and row.time_s]
+
+
+def _describe_negligible(table: pd.DataFrame) -> list[str]:
+    """Return from how many steps on the cost of each series is negligible, for screen readers."""
+    described = []
+    for _, points in table.groupby("series", sort=False):
+        on_line = points[[not isinstance(x, str) for x in points.x]].sort_values("x")
+        if (limit := negligible_from(on_line)) is not None:
+            (variant,) = on_line[on_line.x == limit].variant
+            described.append(f"less than {units.limit(NEGLIGIBLE)} from {variant}")
+    return described
 
 
 # --- roofline -------------------------------------------------------------------------------
@@ -688,14 +624,17 @@ def roofline(summary: Summary) -> Figure:
     """
     measured_pipelines = pipelines(summary)
     measured = [*words.how_measured(summary), *words.plain_labels(summary)]
-    lines, caption = title_and_caption(summary, measured)
-    lines += [Line(why, color=SOFT_INK) for why in words.not_measured(summary)]
+    title, caption = title_and_caption(summary, measured)
+    title[2:2] = [
+        Line(text) for text in [words.with_this_device(summary, measured_pipelines)] if text
+    ]
     with page() as figure:
         axes = figure.add_subplot()
         handles = _draw_roofline(axes, summary, measured_pipelines)
         shown = [f"{axes.get_ylabel()}, over the {axes.get_xlabel()}"]
         shown += map(_describe_pipeline, measured_pipelines)
-        frame(figure, lines, caption, 4.6, handles, shown=shown, columns=2)
+        footer = words.not_measured(summary)
+        frame(figure, title, caption, 4.6, handles, footer=footer, shown=shown)
     return figure
 
 
@@ -712,8 +651,8 @@ def _draw_roofline(axes: Axes, summary: Summary, curves: Sequence[Pipeline]) -> 
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
     from matplotlib.transforms import offset_copy
 
-    axes.set_xlabel("speed of the GPU: images/s that it trains with the model alone")
-    axes.set_ylabel("steady training speed, images/s")
+    axes.set_xlabel("GPU speed without data loading, images/s (logarithmic axis)")
+    axes.set_ylabel("training speed, images/s (logarithmic axis)")
     every = [point for pipeline in curves for point in pipeline.points]
     if not every:
         return []
@@ -741,11 +680,9 @@ def _draw_roofline(axes: Axes, summary: Summary, curves: Sequence[Pipeline]) -> 
     for device in {*devices}:
         axes.axvline(device, **MEASURED_AT)
     axes.plot([low, high], [low, high], **DIAGONAL)
-    start = 1.05 * max(left, low)
     axes.text(
-        start, start * (high / low) ** 0.025, "the GPU is the limit", size=9, rotation=45,
-        va="bottom", rotation_mode="anchor", transform_rotates_text=True, **INSIDE,
-    )  # fmt: skip
+        0.015, 0.98, "the GPU\nis the limit", size=9, va="top", transform=axes.transAxes, **INSIDE
+    )
     loading = curves[0].loading
     if loading is not None and (bend := loading.images_per_s) < right:
         axes.axvspan(bend, right, color=GROUND, zorder=0)
@@ -753,7 +690,10 @@ def _draw_roofline(axes: Axes, summary: Summary, curves: Sequence[Pipeline]) -> 
             f"the loader is the limit: a faster GPU does not help “{curves[0].name}”", 38
         )
         box = {"facecolor": GROUND, "edgecolor": "none", "pad": 1}
-        place = 1.05 * max(bend, left), 1.05 * low
+        start = max(bend, left)
+        if own and own / start < right / own:  # beside the line of the own device, not over it
+            start = max(own, start)
+        place = 1.05 * start, 1.05 * low
         axes.text(*place, label_text, size=9, va="bottom", bbox=box, **INSIDE)
     if own:
         at, label_text = min(max(own, left), right), f"{own_name}: {own:,.0f}"
@@ -783,12 +723,17 @@ def _draw_roofline(axes: Axes, summary: Summary, curves: Sequence[Pipeline]) -> 
             below = [(x, y) for x, y in ideal if y and y < 0.99 * x]  # above it is the diagonal
             axes.plot(*zip(*below), color=color, linestyle=dashes, **IDEAL)
     _write_ends(axes, curves)
-    return [
-        Line2D(
-            [], [], label="measured at the gray lines, with 95 % confidence interval", **MEASURED
-        ),
-        Line2D([], [], color=INK, label="ideal: the GPU or loading alone, the slower", **IDEAL),
+    handles: list[Artist] = [
+        Line2D([], [], label=pipeline.name, marker=marker, color=color, linestyle=dashes, **IDEAL)
+        for pipeline, (marker, dashes, color) in zip(curves, cycle(SERIES_LOOKS))
     ]
+    texts = {
+        "measured at the gray lines, side by side": MEASURED,
+        "upper bound: the slower of GPU and loader": {"color": INK, **IDEAL},
+    }
+    if any(point.low is not None for point in every):
+        texts[INTERVAL] = {"color": INK, "linewidth": 1.6}
+    return handles + [Line2D([], [], label=text, **look) for text, look in texts.items()]
 
 
 def _write_ends(axes: Axes, measured: Sequence[Pipeline]) -> None:
@@ -854,7 +799,7 @@ def timeline(seen: Timeline, title: str = "Use of device, cores, disk and host")
     lines = [Line(title, 13, "bold")]
     if seen.device is not None:
         lines.append(Line("Simulated GPU", 10, "bold", WARNING_INK))
-    lines += [Line(why, color=SOFT_INK, style="italic") for why in missing]
+    lines += [Line(why, color=SOFT_INK) for why in missing]
     lines.append(Line(GPU_UTIL if seen.device is None else SIMULATED, color=SOFT_INK))
     with page() as figure:
         content_in = sum(heights_in) + sum(

@@ -10,6 +10,7 @@ Labels, reasons and folders are free text, so both templates escape every value.
 from __future__ import annotations
 
 import base64
+import math
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -18,22 +19,29 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from labkit import units
+from labkit.analysis.rows import Row
 from labkit.analysis.simulated import simulated_hardware, warnings
-from labkit.analysis.summary import in_common
+from labkit.analysis.summary import Summary, in_common
 from labkit.analysis.winner import winner
-from labkit.claims.ledger import GROUPS, answer_in_short, answers, rank_as_answer
+from labkit.claims.ledger import (
+    GROUPS,
+    NOT_RUN,
+    NOT_TESTABLE,
+    answer_in_short,
+    answers,
+    rank_as_answer,
+)
 from labkit.experiments.catalog import CATALOG
 from labkit.experiments.request import Request
 from labkit.files import unused, write_whole
 from labkit.machine import hardware
 from labkit.records import UNKNOWN, Provenance, RunInfo
-from labkit.report import bars, charts, words
+from labkit.report import charts, figures, words
 from labkit.runs.store import (
     REPORTS,
     StoredRun,
     explain_unwritable,
     newest_runs,
-    readable_reason,
 )
 from labkit.settings import AS_PUBLISHED, CORRECTED
 
@@ -96,6 +104,7 @@ def report(
         "overview": overview(runs) if len(runs) > 1 else None,
         "claims": _grouped_claims(runs, results, are_all_shown=is_index),
         "machines": _machines(runs),
+        "changes": changes(runs),
     }
     page["answer"] = page["overview"]["answer"] if page["overview"] else _answer_of_one(runs[0])
     page["claims_answer"] = answer_in_short(list(chain(*page["claims"].values())))
@@ -104,19 +113,19 @@ def report(
         html = _environment(is_html=True).get_template("page.html.j2").render(page)
         written = [write_whole(to / f"{name}.html", html)]
         if markdown:
-            figures: dict[str, Any] = {}
+            drawn: dict[str, Figure] = {}
             for number, (run, section) in enumerate(zip(runs, page["sections"]), 1):
                 to_figure = f"{FIGURES}/{number}-{run.info.experiment}"
                 section["images"] = {kind: f"{to_figure}-{kind}" for kind in section["charts"]}
-                figures |= {section["images"][kind]: x for kind, x in section["charts"].items()}
+                drawn |= {section["images"][kind]: x for kind, x in section["charts"].items()}
             if page["overview"] and page["overview"]["chart"]:
-                figures[f"{FIGURES}/overview"] = page["overview"]["chart"]
+                drawn[f"{FIGURES}/overview"] = page["overview"]["chart"]
             text = _environment(is_html=False).get_template("report.md.j2").render(page)
             text = re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
             written.append(write_whole(to / f"{name}.md", text))
             (to / FIGURES).mkdir(exist_ok=True)
-            for path, figure in figures.items():
-                written += bars.save(figure, to / path)
+            for path, figure in drawn.items():
+                written += figures.save(figure, to / path)
     return written
 
 
@@ -157,44 +166,64 @@ def facts(run: StoredRun) -> dict[str, Any]:
 
 
 def overview(runs: Sequence[StoredRun]) -> dict[str, Any]:
-    """Return what several runs come to: an answer, a chart, winners, and what saves nothing.
-
-    A variant is its label and the number of its run, from 1.
-    """
-    best, undetected = [], []
-    no_saving: dict[Any, Any] = {}
-    untested: dict[Any, Any] = {}
-    what_is_simulated: dict[str, str] = {}
-    for number, summary in enumerate((run.summary for run in runs), 1):
-        what_is_simulated |= simulated_hardware(summary.rows)
-        for row in summary.rows:
-            if row.status in ("skipped", "failed"):  # a variant may be in several groups
-                untested.setdefault(readable_reason(row.reason) or row.status, {})[
-                    row.name, number
-                ] = None
-        compared = [one for one in summary.comparisons if one.rows[0].normalized_time is not None]
-        for one in compared if summary.protocol == CORRECTED else ():
-            if row := winner(one):
-                best.append({"row": row, "run": number, "time": words.normalized(row)})
-            for row in one.rows:
-                if row.verdict in ("slower", "no practical difference"):
-                    no_saving.setdefault(row.verdict, []).append((row.variant, number))
-                elif row.verdict == "inconclusive":
-                    undetected.append((row.variant, number))
+    """Return what several runs come to: an answer, a chart, and what was simulated."""
     summaries = [run.summary for run in runs]
-    fastest, published = words.answer(summaries), words.beside_the_documents(summaries)
-    n = len({one["run"] for one in best})
-    saving = f"Of {len(runs)} runs, {n} {'shows' if n == 1 else 'show'} a saving."
+    published = words.beside_the_documents(summaries)
+    fastest = words.answer(summaries)
     are_judged = any(summary.agreement(row) for summary, row in published)
+    n = sum(any(map(winner, _compared(summary))) for summary in summaries)
+    saving = f"Of {len(runs)} runs, {n} {'shows' if n == 1 else 'show'} a saving."
+    what_is_simulated = simulated_hardware([row for one in summaries for row in one.rows])
     return {
         "answer": fastest if are_judged else f"{saving} {fastest}".strip(),
         "chart": charts.overview(summaries),
-        "best": best,
-        "no_saving": no_saving,
-        "undetected": undetected,
-        "untested": untested,
         "simulated": [name.removeprefix("simulated ") for name in what_is_simulated],
     }
+
+
+def _compared(summary: Summary) -> list[Summary]:
+    """Return the parts of a run in which a variant may win."""
+    if summary.protocol != CORRECTED:
+        return []
+    return [one for one in summary.comparisons if one.rows[0].normalized_time is not None]
+
+
+def changes(runs: Sequence[StoredRun]) -> list[dict[str, Any]]:
+    """Return what each run's best change saves, and what was published beside it.
+
+    Returns:
+        What saves most first, then what saves nothing, then the answers of runs that compare no
+        variants with one baseline: number of the run, from 1; change, "" for an answer; document;
+        here; saves (whether it is a saving).
+    """
+    table: list[tuple[float, dict[str, Any]]] = []
+    for number, summary in enumerate((run.summary for run in runs), 1):
+        others = [row for row in summary.rows[1:] if row.normalized_time is not None]
+        if summary.has_groups or not _compared(summary) or not others:
+            here = words.headline(summary) or "no variant has a time"
+            here += "" if summary.judged or not others else f" ({summary.mode}: no verdict)"
+            answer = {"run": number, "change": "", "document": "", "here": here, "saves": False}
+            table.append((math.inf, answer))
+            continue
+        best = winner(summary)
+        beside = [row for row in others if row.published is not None]
+        row = best or min(beside or others, key=lambda row: row.normalized_time)
+        published = "" if row.published is None else words.less_time(row.published)
+        change = {"run": number, "change": row.variant, "document": published}
+        change |= {"here": _saving(summary, row), "saves": best is not None}
+        table.append((row.normalized_time if best else 1.0, change))
+    return [change for _, change in sorted(table, key=lambda one: one[0])]
+
+
+def _saving(summary: Summary, row: Row) -> str:
+    """Return what a variant saves: with its interval and verdict, or that there is no verdict."""
+    saving = words.less_time(row.normalized_time)
+    if not row.verdict:
+        return f"{saving} ({summary.mode}: no verdict)"
+    if row.verdict == "faster":
+        ends = f"[{units.percent(1 - row.ci_high)}, {units.percent(1 - row.ci_low)}]"
+        return "; ".join(filter(None, [f"{saving} {ends}", summary.agreement(row)]))
+    return f"{row.verdict}: {units.change(row.normalized_time, row.ci_low, row.ci_high)}"
 
 
 def _answer_of_one(run: StoredRun) -> str:
@@ -345,7 +374,7 @@ def _environment(*, is_html: bool) -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.globals["claims_table"] = claims_table
+    environment.globals |= {"claims_table": claims_table, "not_run": (NOT_RUN, NOT_TESTABLE)}
     environment.filters |= {
         "svg": _svg,
         "html": lambda table, **more: Markup(
@@ -360,7 +389,7 @@ def _environment(*, is_html: bool) -> jinja2.Environment:
 
 
 def _svg(figure: Figure) -> str:
-    return base64.b64encode(bars.to_bytes(figure, "svg")).decode()
+    return base64.b64encode(figures.to_bytes(figure, "svg")).decode()
 
 
 def escape_markdown(text: str) -> str:

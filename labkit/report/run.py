@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from labkit.claims.ledger import answers, rank_as_answer
 from labkit.experiments.request import Request
 from labkit.files import write_whole
-from labkit.report import bars, charts, recipe, share
+from labkit.report import charts, figures, recipe, share
 from labkit.report.report import claims_table, report
 from labkit.runs import runner, store
 from labkit.runs.active_run import Progress
@@ -53,7 +53,7 @@ class Run(StoredRun):
 
         Examples:
             >>> run.charts
-            ('times',)
+            ('dots',)
         """
         return tuple(charts.kinds(self.summary))
 
@@ -61,11 +61,11 @@ class Run(StoredRun):
         """Draw a chart.
 
         Args:
-            kind: one of `charts`; None: the first. "times": normalized times; "utilization": how
-                busy the GPU is over time, before and after the fix; "epochs": the epochs
-                one by one, with what was in memory and what came from a disk; "curve": normalized
-                time over how often the training loop does something, or the time of look-ups over
-                what they are made in; "roofline": training speed over the speed of the device.
+            kind: one of `charts`; None: the first. "dots": normalized times with their
+                intervals; "lines": times over the number that the variants vary; "utilization":
+                how busy the GPU is over time, before and after the fix; "epochs": the epochs one
+                by one, with what was in memory and what came from a disk; "roofline": training
+                speed over the speed of the device.
 
         Raises:
             ValueError: a kind that this run does not have.
@@ -127,7 +127,7 @@ class Run(StoredRun):
             files = [write_whole(self.folder / "table.csv", self.table(detail=True).to_csv())]
             for kind in self.charts:
                 name = "chart" if kind == self.charts[0] else kind
-                files += bars.save(self.chart(kind), self.folder / name)
+                files += figures.save(self.chart(kind), self.folder / name)
         return files
 
 

@@ -14,7 +14,7 @@ from labkit import units
 from labkit.analysis import cache_state
 from labkit.analysis import published as documents
 from labkit.analysis.compare import UNSTABLE
-from labkit.analysis.roofline import Pipeline, pipelines, published_takes
+from labkit.analysis.roofline import Pipeline, Speed, pipelines, published_takes
 from labkit.analysis.rows import Row
 from labkit.analysis.simulated import beside_the_loader, describe_rate, simulated
 from labkit.analysis.summary import Summary
@@ -23,7 +23,7 @@ from labkit.experiments.device_speeds import SUFFIX
 from labkit.machine import hardware
 from labkit.parts.devices import FREE_LOADER_MIN_AU
 from labkit.parts.storage.disks import MAX_ERROR_SHARE
-from labkit.records import EPOCHS, UNKNOWN, ProvedRates, Provenance, RunInfo
+from labkit.records import EPOCHS, ROOFLINE, UNKNOWN, ProvedRates, Provenance, RunInfo
 from labkit.runs.store import StoredRun, readable_reason
 from labkit.settings import CORRECTED, MODES
 
@@ -164,17 +164,29 @@ def result(summary: Summary) -> list[str]:
 def headline(summary: Summary) -> str:
     """Return what a run answers, as the title of its chart; "" where nothing was measured.
 
-    Of several speeds of the device, those with the same answer share it.
+    Groups, as several speeds of the device, that have the same answer share it.
     """
+    if summary.kind == ROOFLINE:
+        return _fastest_with_this_device(summary)
     if summary.kind != EPOCHS or summary.protocol != CORRECTED:
         return next(iter(result(summary)), "")
-    if not summary.at_speeds:
-        return "" if summary.has_groups else _headline_of(summary)
-    speeds: dict[str, list[str]] = {}
-    for x, compared in summary.at_speeds.items():
+    if not summary.has_groups:
+        return _headline_of(summary)
+    groups: dict[str, list[str]] = {}
+    for group, compared in summary.by_group.items():
         if sentence := _headline_of(compared):
-            speeds.setdefault(sentence, []).append(f"{x:g}")
-    return "; ".join(f"{sentence} at x = {' and '.join(at)}" for sentence, at in speeds.items())
+            groups.setdefault(sentence, []).append(group)
+    return "; ".join(f"{', '.join(names)}: {sentence}" for sentence, names in groups.items())
+
+
+def _fastest_with_this_device(summary: Summary) -> str:
+    """Return the baseline's and the fastest pipeline's speed beside this device's."""
+    points = _points_with_this_device(summary, pipelines(summary))
+    if len(points) < 2:
+        return ""
+    base, best = points[0], max(points, key=lambda point: point.images_per_s)
+    speeds = f"{base.images_per_s:,.0f} → {best.images_per_s:,.0f} images/s"
+    return f"At a GPU speed of {units.rate(base.device_images_per_s)}: {speeds} {best.row.name}"
 
 
 def _headline_of(summary: Summary) -> str:
@@ -274,7 +286,7 @@ def reason(row: Row) -> str:
     """Return why a variant has no number; "" where it has one."""
     if row.normalized_time is not None:
         return ""
-    return f"{row.status}: {readable_reason(row.reason)}" if row.reason else row.status
+    return ": ".join(filter(None, [row.status, readable_reason(row.reason)]))
 
 
 def check_baseline(run: StoredRun) -> None:
@@ -304,6 +316,11 @@ def normalized(row: Row) -> str:
 def published(summary: Summary, row: Row) -> str:
     """Return the document's figure, or a dash, and what this run says of it."""
     return ", ".join(filter(None, [units.normalized(row.published), agreement(summary, row)]))
+
+
+def less_time(ratio: float) -> str:
+    """Return a normalized time as a change: "34.0 % less time", "2.0 % more time"."""
+    return f"{units.percent(abs(1 - ratio))} {'less' if ratio <= 1 else 'more'} time"
 
 
 def beside_the_documents(summaries: Sequence[Summary]) -> list[tuple[Summary, Row]]:
@@ -447,22 +464,32 @@ def own_device(summary: Summary) -> tuple[float | None, str]:
     return summary.calibration.device_images_per_s, name
 
 
-def with_this_device(summary: Summary, measured_pipelines: Sequence[Pipeline]) -> str:
-    """Return each pipeline's speed at the measured speed of the GPU next to this device's."""
-    own, name = own_device(summary)
+def _points_with_this_device(
+    summary: Summary, measured_pipelines: Sequence[Pipeline]
+) -> list[Speed]:
+    """Return each pipeline's speed at the measured speed of the GPU next to this device's.
+
+    What was not measured is not said. The baseline is the first; without it there is none.
+    """
+    own, _ = own_device(summary)
     measured = [point for pipeline in measured_pipelines for point in pipeline.points]
     if not own or not measured:
-        return ""
-    # What was not measured is not said: the nearest speed that was.
+        return []
     at = min(
         {point.device_images_per_s for point in measured}, key=lambda x: abs(math.log(x / own))
     )
     points = [point for point in measured if point.device_images_per_s == at]
-    bases = [point for point in points if point.row.is_baseline]
-    others = [point for point in points if not point.row.is_baseline]
-    if not bases or not others:
+    points.sort(key=lambda point: not point.row.is_baseline)
+    return points if points[0].row.is_baseline else []
+
+
+def with_this_device(summary: Summary, measured_pipelines: Sequence[Pipeline]) -> str:
+    """Return each pipeline's speed at the measured speed of the GPU next to this device's."""
+    base, *others = _points_with_this_device(summary, measured_pipelines) or [None]
+    if base is None or not others:
         return ""
-    (base,) = bases
+    own, name = own_device(summary)
+    at = base.device_images_per_s
     compared = summary.compare([(point.row, base.row) for point in others], steady=True)
     alike = {point.row.variant for point in others} - {
         variant for (variant, _), each in compared.items() if each.excludes_1

@@ -67,8 +67,8 @@ def _public_reason(reason: object) -> str:
 
 
 def readable_reason(reason: str) -> str:
-    """Return a reason as it is shown; where a share file left it out, that it did."""
-    return "the shared run does not say why" if reason == NOT_SHARED else reason
+    """Return a reason as it is shown; "" where a share file left it out."""
+    return "" if reason == NOT_SHARED else reason
 
 
 # What may not leave this machine, in run.json and in rows: pattern of a field's name -> patterns

@@ -10,13 +10,21 @@ import matplotlib
 import numpy as np
 import pandas as pd
 import pytest
-from fake_runs import LOADING, fake_grouped_run, fake_machine_run, fake_roofline, their_run
+from fake_runs import (
+    LOADING,
+    fake_grouped_run,
+    fake_groups,
+    fake_machine_run,
+    fake_roofline,
+    their_run,
+)
 from fakes import (
     MEDIA,
     TIMES,
     fake_info,
     fake_media_info,
     fake_media_trials,
+    fake_trial,
     fake_trials,
     judged_summary,
     make_summary,
@@ -32,7 +40,7 @@ from labkit.analysis.roofline import pipelines
 from labkit.analysis.summary import summarize
 from labkit.diagnosis.timeline import Timeline
 from labkit.experiments.catalog import CATALOG
-from labkit.report import bars, charts, words
+from labkit.report import charts, figures, frames, words
 from labkit.settings import Settings
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -41,49 +49,50 @@ REASON = "no directory for this medium is configured: write one into labkit.toml
 LONG = "a variant with a very long name and_an_identifier_of_many_letters_without_any_space"
 
 
-def lengths(axes):
-    return [bar.get_width() for bar in axes.patches]
+def points(axes, *, y=False):
+    """The places of all drawn points, along the x axis or the y axis."""
+    return [place for line in axes.lines for place in (line.get_ydata() if y else line.get_xdata())]
 
 
-def marks(axes, marker, *, are_open=False):
+def marks(axes, marker, size=None):
     """The places along the x axis of all marks of one kind."""
     lines = [line for line in axes.lines if line.get_marker() == marker]
     return sorted(
-        x
-        for line in lines
-        if (line.get_markerfacecolor() == "none") == are_open
-        for x in line.get_xdata()
+        x for line in lines if size in (None, line.get_markersize()) for x in line.get_xdata()
     )
+
+
+MEASURED, TRIAL, OUTLIER = 7, 3.5, 8  # sizes of marks
 
 
 # --- files --------------------------------------------------------------------------------
 
 
 def test_equal_summaries_give_equal_files_whatever_the_users_settings_of_matplotlib(tmp_path):
-    first = bars.save(charts.times(make_summary(published=TIMES)), tmp_path / "a.b")
+    first = figures.save(charts.dots(make_summary(published=TIMES)), tmp_path / "a.b")
     with matplotlib.rc_context({"font.size": 30, "savefig.dpi": 10, "axes.facecolor": "red"}):
-        again = bars.save(charts.times(make_summary(published=TIMES)), tmp_path / "again")
+        again = figures.save(charts.dots(make_summary(published=TIMES)), tmp_path / "again")
     assert [path.name for path in first] == ["a.b.png", "a.b.svg", "a.b.pdf"]
     for one, other in zip(first, again):
         assert one.read_bytes() == other.read_bytes()
 
 
 def test_text_in_an_svg_is_text():
-    figure = charts.times(make_summary())
-    nodes = list(ElementTree.fromstring(bars.to_bytes(figure, "svg")).iter(f"{SVG}text"))
+    figure = charts.dots(make_summary())
+    nodes = list(ElementTree.fromstring(figures.to_bytes(figure, "svg")).iter(f"{SVG}text"))
     wanted = {line for t in texts(figure) for line in t.get_text().split("\n")}
     assert wanted <= {"".join(node.itertext()) for node in nodes}
     assert all("'DejaVu Sans', Verdana" in node.get("style") for node in nodes)
 
 
 @pytest.mark.skipif(
-    not {font.name for font in fontManager.ttflist} & set(bars.CJK_FONTS),
+    not {font.name for font in fontManager.ttflist} & set(figures.CJK_FONTS),
     reason="no CJK font is installed",
 )
 def test_chinese_is_written_with_a_font_that_has_it():
     drawn = []
     for label in ("原始", "预取"):  # without a font, both are two equal boxes
-        png = bars.to_bytes(charts.times(make_summary({label: 1.0, "b": 0.9})), "png")
+        png = figures.to_bytes(charts.dots(make_summary({label: 1.0, "b": 0.9})), "png")
         drawn.append(imread(io.BytesIO(png), format="png"))
     assert not np.array_equal(*drawn)
 
@@ -92,43 +101,50 @@ def test_chinese_is_written_with_a_font_that_has_it():
 
 
 @pytest.mark.parametrize("times", [TIMES, {"a": 1.0, "b": 0.99}, {"a": 1.0, "b": 40.0}])
-def test_bars_dots_and_published_figures_stand_on_an_axis_from_zero(times):
+def test_times_trials_and_published_figures_are_marks_on_one_axis_that_shows_1(times):
     summary = make_summary(times, published=dict.fromkeys(times, 0.891))
-    figure = charts.times(summary)
+    figure = charts.dots(summary)
     (axes,) = figure.axes
-    assert lengths(axes) == [row.normalized_time for row in summary.rows]
-    assert marks(axes, "o") == sorted(x for row in summary.rows for x in row.ratios)
+    assert not axes.patches  # no bars
+    assert marks(axes, "o", MEASURED) == sorted(row.normalized_time for row in summary.rows)
+    assert marks(axes, "o", TRIAL) == sorted(x for row in summary.rows for x in row.ratios)
     assert marks(axes, "D") == [0.891] * (len(times) - 1)  # the baseline's is 1 by definition
     low, high = axes.get_xlim()
-    assert low == 0 and high > max(marks(axes, "o"))
-    middles = [bar.get_window_extent().y0 for bar in axes.patches]
-    assert middles == sorted(middles, reverse=True)  # the first row is the highest
-    assert axes.patches[0].get_hatch() == "////"
+    assert low < min(1, *marks(axes, "o"), *marks(axes, "D"))
+    assert high > max(1, *marks(axes, "o"))
+    top, *below = (line.get_ydata()[0] for line in axes.lines if line.get_markersize() == MEASURED)
+    assert top < below[0] and axes.yaxis_inverted()  # the first row is the highest
     written = everything_written(figure)
-    for part in ("Simulated GPU", "published", "95 % confidence interval"):
+    assert ("logarithmic axis" in written) == (40.0 in times.values())
+    for part in ("Simulated GPU", "baseline", "published", "95 % confidence interval"):
         assert part in written
 
 
-def test_verdicts_stand_beside_their_bars_and_an_outlier_has_a_mark_of_its_own():
+def test_noise_does_not_fill_the_axis():
+    (axes,) = charts.dots(make_summary({"a": 1.0, "b": 1.0}, noise=0.001)).axes
+    low, high = axes.get_xlim()
+    assert high - low == pytest.approx(0.1)
+
+
+def test_verdicts_stand_beside_their_marks_and_an_outlier_has_a_mark_of_its_own():
     summary = judged_summary()
-    figure = charts.times(summary)
+    figure = charts.dots(summary)
     (axes,) = figure.axes
     outliers = [row.ratios[i] for row in summary.rows for i in row.outliers]
-    assert marks(axes, "o", are_open=True) == outliers != []
-    assert not set(outliers) & set(marks(axes, "o"))
+    assert marks(axes, "o", OUTLIER) == outliers != []
     assert max(outliers) < axes.get_xlim()[1]
     written = everything_written(figure)
     assert all(row.verdict in written for row in summary.rows)
     assert "outlier" in written
-    assert "outlier" not in everything_written(charts.times(make_summary()))
+    assert "outlier" not in everything_written(charts.dots(make_summary()))
 
 
 def test_an_interval_that_leaves_the_axis_ends_in_an_arrow():
     summary = make_summary({"a": 1.0, "b": 1.0}, blocks=2, noise=0.5)
-    (axes,) = charts.times(summary).axes
-    limit = axes.get_xlim()[1]
-    assert summary.rows[1].ci_high > limit
-    assert marks(axes, ">") == [limit]
+    (axes,) = charts.dots(summary).axes
+    low, high = axes.get_xlim()
+    assert summary.rows[1].ci_low < low and summary.rows[1].ci_high > high
+    assert (marks(axes, "<"), marks(axes, ">")) == ([low], [high])
 
 
 def test_the_alternative_text_holds_all_that_the_chart_shows_and_where_it_comes_from():
@@ -136,7 +152,7 @@ def test_the_alternative_text_holds_all_that_the_chart_shows_and_where_it_comes_
     known = {"provenance": provenance, "skipped": {"dali": "not installed"}}
     summary = make_summary(published=TIMES, **known)
     summary = replace(summary, run="20261121T191222Z-1f2e")
-    figure, row = charts.times(summary), summary.rows[1]
+    figure, row = charts.dots(summary), summary.rows[1]
     text, origin = figure.get_label(), words.origin(summary)
     assert figure.labkit_caption == origin
     assert origin not in everything_written(figure)  # below the picture, and in its file
@@ -151,10 +167,15 @@ def test_the_alternative_text_holds_all_that_the_chart_shows_and_where_it_comes_
     ):
         assert part in text
     assert "\n" not in text
-    # A skipped variant keeps its place and shows why.
-    assert "skipped: not installed" in everything_written(figure)
-    assert [t.get_text() for t in figure.axes[0].get_yticklabels()] == [*TIMES, "dali"]
-    assert len(figure.axes[0].patches) == len(TIMES)
+    # A skipped variant is below the axes, with its reason.
+    assert "dali: skipped: not installed" in everything_written(figure)
+    assert [t.get_text() for t in figure.axes[0].get_yticklabels()] == [*TIMES]
+
+
+def test_a_reason_that_a_share_file_left_out_is_not_shown():
+    written = everything_written(charts.dots(make_summary(skipped={"dali": "not shared"})))
+    assert "dali: skipped" in written
+    assert "shared" not in written
 
 
 # --- epochs ---------------------------------------------------------------------------------
@@ -165,7 +186,7 @@ def media_summary(media=MEDIA, *, blocks=3, noise=0.005, **info):
     return summarize(fake_media_info(media, **info), trials)
 
 
-def test_bars_are_as_long_as_the_epochs_and_beside_them_is_where_the_bytes_came_from():
+def test_epochs_are_marks_in_seconds_and_beside_them_is_where_the_bytes_came_from():
     # A trial that is not known to be cold would not count, one taken as found does.
     unknown = replace(
         MEDIA["ssd"], cache="as found", read_share=None, resident_share=None, swapped_pages=None
@@ -175,14 +196,16 @@ def test_bars_are_as_long_as_the_epochs_and_beside_them_is_where_the_bytes_came_
     figure = charts.epochs(summary)
     (axes,) = figure.axes
     drawn = [bar for row in summary.rows for bar in epoch_bars(row)]
-    assert lengths(axes) == pytest.approx([bar.mean_s for bar in drawn])
-    assert marks(axes, "o") == sorted(x for bar in drawn for x in bar.all_s)
+    means = [*marks(axes, "o", MEASURED), *marks(axes, "s", MEASURED)]
+    assert sorted(means) == pytest.approx(sorted(bar.mean_s for bar in drawn))
+    assert marks(axes, "o", TRIAL) == sorted(x for bar in drawn for x in bar.all_s)
     assert axes.get_xlim()[0] == 0
     written = everything_written(figure)
     for part in ("0.0 % (cold)", "50.1 %", "100.0 % (warm)", "unknown (as found)", "3,000"):
         assert part in written
-    assert "epoch 2 / epochs 2 to 3 (mean)" in written
-    assert f"skipped: {REASON}" in written
+    assert "later epochs" in written
+    assert "t: epochs 2 to 3 (mean)" not in written and "tmpfs: epoch 2 " in figure.get_label()
+    assert f"nvme: skipped: {REASON}" in written
     assert "Throttled storage (7200 rpm: 81 reads/s, 106 MB/s)" in written
 
 
@@ -194,9 +217,11 @@ def test_runs_share_one_axis_and_each_shows_its_own_numbers_machine_and_stand_in
     figure = lab.compare(runs)
     (axes,) = figure.axes
     rows = [(n, row) for n, run in enumerate(runs, 1) for row in run.summary.rows]
-    assert lengths(axes) == [row.normalized_time for _, row in rows]
-    assert marks(axes, "o") == sorted(x for _, row in rows for x in row.ratios)
-    assert [bar.get_hatch() for bar in axes.patches].count("////") == len(runs)  # a baseline each
+    assert marks(axes, "o", MEASURED) == sorted(row.normalized_time for _, row in rows)
+    assert marks(axes, "o", TRIAL) == sorted(x for _, row in rows for x in row.ratios)
+    hollow = [line for line in axes.lines if line.get_markersize() == MEASURED]
+    hollow = [line for line in hollow if line.get_markerfacecolor() == "white"]
+    assert len(hollow) == len(runs)  # a baseline each
     for n, row in rows:
         assert f"{n}: {row.variant}: {units.normalized(row.normalized_time)}" in figure.get_label()
     written = everything_written(figure)
@@ -224,11 +249,11 @@ def test_what_cannot_stand_side_by_side_is_refused_by_name(runs, got):
         lab.compare(runs)
 
 
-# --- curve -----------------------------------------------------------------------------------
+# --- lines -----------------------------------------------------------------------------------
 
 LOGS = {"every step": 1.05, "every 10 steps": 1.004, "every 100 steps": 1.0}
 CURVES = [name for name in CATALOG if CATALOG[name](Settings()).x_axis]
-RING = 11  # size of the mark from which on a cost is negligible
+RING = 12  # size of the mark from which on a cost is negligible
 
 
 def curve_summary(name, times, *, blocks=10, noise=0.0005, **info):
@@ -254,35 +279,111 @@ def all_of(name, time=1.2):
 
 
 def curve(name="logs", times=LOGS, **more):
-    return charts.curve(curve_summary(name, times, **more))
+    return charts.lines(curve_summary(name, times, **more))
+
+
+def varied(settings, **info):
+    """A run whose variants have these settings; the first is the baseline."""
+    times = dict(zip(settings, (1.0, 0.8, 0.6, 1.1, 0.9)))
+    made = {"experiment": "mine", "blocks": 3, "variants": settings, **info}
+    return summarize(fake_info([*settings], **made), fake_trials(times))
+
+
+def varied_in_groups(groups, **info):
+    """The same of group -> name -> settings; each number takes its own time."""
+
+    def make(group, name, block, role):
+        place = list(groups).index(group) + 3 * list(groups[group]).index(name)
+        return fake_trial(name, block, role, 2.0 + 0.1 * place + 0.01 * block)
+
+    told, trials = fake_groups(groups, make)
+    settings = {f"{group}: {name}": s for group, arms in groups.items() for name, s in arms.items()}
+    return summarize(fake_info([*settings], variants=settings, **{**told, **info}), trials)
+
+
+def xs_of(summary):
+    axis = frames.find_axis(summary)
+    return axis and (axis.setting, list(axis.x.values()))
+
+
+WORKERS = {"many": {"num_workers": 4}, "none": {"num_workers": 0}, "two": {"num_workers": 2}}
+LINKS = {"none": {"exchange": "noop"}} | {f"{n}": {"exchange": f"{n}mbit"} for n in (400, 50, 100)}
+GPUS = {f"{n} GPUs": {"ranks": n} for n in (1, 2, 4)}
+DISKS = {
+    f"{n} % in memory": {
+        "hard disk": {"cache": n, "storage": "hdd"}, "SSD": {"cache": n, "storage": "ssd"}
+    }
+    for n in (0, 50, 100)
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("summary", "xs"),
+    [
+        (varied(WORKERS), ("num_workers", [4, 0, 2])),
+        (varied({f"{n}": {"batch_size": n} for n in (16, 4, 8)}), ("batch_size", [16, 4, 8])),
+        (varied_in_groups({"2 machines": LINKS}), ("exchange", ["none", 400, 50, 100])),
+        (varied_in_groups({"slow": GPUS, "fast": GPUS}), ("ranks", [1, 2, 4, 1, 2, 4])),
+        (varied_in_groups(DISKS), ("cache", [0, 0, 50, 50, 100, 100])),
+        # Two numbers make no line, nor do names; and what differs in nothing else has one place.
+        (varied({"a": {"num_workers": 4}, "b": {"num_workers": 2}}), None),
+        (varied({name: {"decoder": name} for name in ("pillow", "opencv", "simplejpeg")}), None),
+        (varied({**WORKERS, "two, again": {"num_workers": 2}}), None),
+        (varied(WORKERS, protocol="as in the document"), None),
+    ],
+)  # fmt: skip
+def test_variants_that_vary_a_number_lie_on_its_axis(summary, xs):
+    assert xs_of(summary) == xs
+    assert next(iter(charts.kinds(summary))) == ("lines" if xs else "dots")
+
+
+def test_numbers_are_in_order_and_what_has_none_is_right_of_them_and_not_on_the_line():
+    (axes,) = charts.lines(varied_in_groups({"2 machines": LINKS})).axes
+    assert [t.get_text() for t in axes.get_xticklabels()] == ["50", "100", "400", "none"]
+    (line,) = (line for line in axes.lines if len(line.get_xdata()) == 3)
+    assert list(line.get_xdata()) == [0, 1, 2]
+
+
+def test_several_gpus_are_drawn_with_the_ideal():
+    figure = charts.lines(varied_in_groups({"slow": GPUS}))
+    (axes,) = figure.axes
+    assert [1, 0.5, 0.25] in [list(line.get_ydata()) for line in axes.lines]
+    assert axes.get_ylim()[0] < 0.25
+    assert "ideal" in everything_written(figure)
+
+
+def test_what_has_a_baseline_at_each_number_is_drawn_in_seconds_from_0():
+    summary = varied_in_groups(DISKS)
+    (axes,) = charts.lines(summary).axes
+    times = [
+        [row.time_s for row in summary.rows if row.name == name] for name in DISKS["0 % in memory"]
+    ]
+    drawn = [list(line.get_ydata()) for line in axes.lines if len(line.get_xdata()) == 3]
+    assert drawn == times
+    assert axes.get_ylim()[0] == 0
 
 
 @pytest.mark.parametrize("name", CURVES)
-def test_every_variant_of_a_curve_has_its_place(name):
+def test_every_variant_of_an_experiment_over_steps_has_its_place(name):
     summary = curve_summary(name, all_of(name))
-    series = charts.find_series(summary)
-    assert sum(map(len, series.values())) == len(all_of(name))
-    drawn = charts.curve(summary).axes[0].lines
-    heights = [list(line.get_ydata()) for line in drawn]
-    for points in series.values():
-        assert [row.normalized_time for _, row in points] in heights
+    table = frames.over_axis(summary, frames.find_axis(summary))
+    assert len(table) == len(all_of(name)) + 1  # and the baseline
+    drawn = points(charts.lines(summary).axes[0], y=True)
+    assert set(table.value) <= set(drawn)
 
 
-def test_a_series_of_a_curve_is_named_by_what_else_differs_from_the_baseline():
-    names = charts.find_series(curve_summary("checkpoints", all_of("checkpoints")))
-    assert list(names) == ["", "checkpoint_writer thread", "checkpoint_to tmpfs"]
-    names = charts.find_series(curve_summary("evaluation", all_of("evaluation")))
-    assert list(names) == ["metrics loops", "metrics vectorized"]
-    quick = lab.choose(lab.experiment("logs"), baseline="every 10 steps")
-    summary = curve_summary("logs", all_of("logs"))
-    info = replace(summary.info, baseline=quick.baseline)
-    assert charts.find_series(replace(summary, info=info, baseline=quick.baseline)) == {}
+def test_a_series_is_named_by_what_else_differs_from_the_baseline():
+    def series(name):
+        axis = frames.find_axis(curve_summary(name, all_of(name)))
+        return set(axis.series.values())
+
+    assert series("checkpoints") == {"", "checkpoint_writer thread", "checkpoint_to tmpfs"}
+    assert series("evaluation") == {"", "metrics loops", "metrics vectorized"}
 
 
-def test_the_axis_of_a_curve_starts_at_zero_and_shows_the_documents_advice():
+def test_an_axis_over_steps_shows_the_documents_advice():
     figure = curve(times={"every step": 1.2})  # also where nobody measured the advice
     (axes,) = figure.axes
-    assert axes.get_ylim()[0] == 0
     assert [t.get_text() for t in axes.get_xticklabels()] == ["1", "100", "never"]
     (band,) = axes.patches
     assert band.get_x() < 1 < band.get_x() + band.get_width()
@@ -300,25 +401,30 @@ def test_the_axis_of_a_curve_starts_at_zero_and_shows_the_documents_advice():
         ({"every 100 steps": 1.0}, {"noise": 0.1}, None),
     ],
 )
-def test_a_curve_marks_from_how_many_steps_on_the_cost_is_negligible(times, more, place):
+def test_a_line_over_steps_marks_from_how_many_on_the_cost_is_negligible(times, more, place):
     figure = curve(times=times, **more)
     rings = [line for line in figure.axes[0].lines if line.get_markersize() == RING]
-    assert [ring.get_xdata()[0] for ring in rings] == ([] if place is None else [place])
+    assert [round(ring.get_xdata()[0]) for ring in rings] == ([] if place is None else [place])
     told = "" if place is None else f"less than 1 % from {list(LOGS)[place]}."
     assert ("less than 1 %" in figure.get_label()) is bool(told)
     assert told in figure.get_label()
     assert ("less than 1 % from here" in everything_written(figure)) is bool(told)
 
 
-def test_groups_of_one_operation_stand_side_by_side():
+# --- groups -----------------------------------------------------------------------------------
+
+
+def test_sizes_of_one_operation_stand_side_by_side_on_shared_axes():
     groups = ["resize, antialiased, 320×240", "resize, antialiased, 640×480"]
     run = fake_grouped_run({group: {"pillow": 1.0, "torch": 0.3} for group in groups})
-    figure = charts.times(run.summary)
+    figure = charts.dots(run.summary)
     axes, label = figure.axes, figure.get_label()
-    titles = [one.get_title(loc="left") for one in axes]
-    assert titles == ["resize, antialiased,\n320×240", "640×480"]
+    assert [one.get_title(loc="left") for one in axes] == ["320×240", "640×480"]
+    assert [t.get_text() for t in axes[0].get_yticklabels()] == ["resize, antialiased"]
+    assert axes[0].get_xlim() == axes[1].get_xlim()
     left, right = (one.get_position() for one in axes)
     assert left.y0 == right.y0 and left.x1 < right.x0
+    assert "torch" in everything_written(figure)  # in the legend
     assert all(units.seconds(row.time_s) in label for row in run.summary.rows)
 
 
@@ -344,6 +450,7 @@ def test_every_measured_speed_is_a_dot_and_each_line_ends_in_its_name():
     said = everything_written(figure)
     for name in ("simplified: 400", "vectorized: 260", "original: 210", "simulated GPU: 480"):
         assert name in said
+    assert "At a GPU speed of 420 images/s: 210 → 400 images/s simplified" in said
     (ground,) = axes.patches  # from the baseline's bend to the end
     assert ground.get_x() == pytest.approx(210)
     assert ground.get_x() + ground.get_width() == pytest.approx(axes.get_xlim()[1])
@@ -357,6 +464,7 @@ def test_a_roofline_states_what_was_measured_next_to_this_device():
     )
     assert said in everything_written(figure)
     assert said in figure.get_label()
+    assert everything_written(figure).count("logarithmic axis") == 2
 
 
 def test_a_roofline_marks_what_does_not_differ_and_shows_intervals_whole():
@@ -465,21 +573,21 @@ def long_names(values):
 NO_ROOM = dict.fromkeys(LOGS, "no room")
 NO_ROWS = replace(fake_machine_run(skipped={"dali": REASON}), trials=())
 AWKWARD = {
-    "one variant": lambda: charts.times(make_summary({"only": 1.0})),
-    "nothing measured": lambda: charts.times(make_summary({}, skipped={"a": REASON, "b": ""})),
-    "sixteen long names": lambda: charts.times(
+    "one variant": lambda: charts.dots(make_summary({"only": 1.0})),
+    "nothing measured": lambda: charts.dots(make_summary({}, skipped={"a": REASON, "b": ""})),
+    "sixteen long names": lambda: charts.dots(
         make_summary({f"{LONG} {i}": 1 + 0.1 * i for i in range(16)}, question=f"{LONG}? " * 3)
     ),
-    "long reason": lambda: charts.times(make_summary(skipped={LONG: REASON * 3})),
-    "hundredfold noise": lambda: charts.times(
+    "long reason": lambda: charts.dots(make_summary(skipped={LONG: REASON * 3})),
+    "hundredfold noise": lambda: charts.dots(
         make_summary({"a": 1.0, "b": 40.0, "c": 0.01}, blocks=2, noise=1.0)
     ),
-    "Chinese": lambda: charts.times(
+    "Chinese": lambda: charts.dots(
         make_summary({"原始": 1.0, "预取" * 20: 0.9}, question=CHINESE * 4)
     ),
-    "judged": lambda: charts.times(judged_summary(published={"hdd": 1.0, "ssd": 0.86})),
-    "dollars": lambda: charts.times(make_summary({"$HOME": 1.0, "$a_b$ \\frac": 0.9})),
-    "published far away": lambda: charts.times(make_summary(published={"data_prefetcher": 7.5})),
+    "judged": lambda: charts.dots(judged_summary(published={"hdd": 1.0, "ssd": 0.86})),
+    "dollars": lambda: charts.dots(make_summary({"$HOME": 1.0, "$a_b$ \\frac": 0.9})),
+    "published far away": lambda: charts.dots(make_summary(published={"data_prefetcher": 7.5})),
     "five epochs": lambda: charts.epochs(media_summary(with_epochs(lambda s: (*s, *s[1:] * 3)))),
     "epochs, minutes": lambda: charts.epochs(
         media_summary(with_epochs(lambda s: tuple(120 * x for x in s)))
@@ -502,6 +610,11 @@ AWKWARD = {
     ),
     "curve, slow": lambda: curve("checkpoints", all_of("checkpoints", 1_234)),
     "curve, nothing": lambda: curve("logs", {}, skipped=NO_ROOM, blocks=0),
+    "operations": lambda: charts.dots(fake_grouped_run().summary),
+    "memory": lambda: charts.lines(varied_in_groups(DISKS, question=f"{LONG}? " * 3)),
+    "links, long names": lambda: charts.lines(
+        varied_in_groups({LONG: long_names(LINKS)}, skipped={f"{LONG}: 400 {LONG}": REASON})
+    ),
     "roofline": lambda: roofline(published={"simplified": 0.661}),
     "roofline, all alike": lambda: roofline(dict.fromkeys("abcdefgh", 210.0), speeds=(1, 2)),
     "roofline, long names": lambda: roofline(long_names(LOADING), noise=0.2, device=20_000.0),
@@ -534,7 +647,7 @@ def test_no_text_is_cut_off_or_overlaps_on_screen_and_in_print(draw):
 )
 def test_the_title_answers(times, answer):
     summary = make_summary(times)
-    title = charts.times(summary).get_label()
+    title = charts.dots(summary).get_label()
     assert re.match(answer, title)
     assert summary.question in title
 

@@ -5,13 +5,13 @@ from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
-from fake_runs import fake_grouped_run, fake_roofline, save_rows
+from fake_runs import fake_grouped_run, fake_machine_run, fake_roofline, save_rows
 from fakes import CHECKED, fake_info, fake_json, fake_trials
 
 import labkit as lab
 from labkit.claims import ledger
 from labkit.machine import hardware
-from labkit.report.report import overview
+from labkit.report.report import changes
 from labkit.runs.store import from_json, to_json
 from labkit.settings import AS_PUBLISHED
 
@@ -88,7 +88,7 @@ def test_one_run_is_written_into_its_own_folder(tmp_path):
     paths = run.report()
     figures = [
         f"figures/1-prefetching-{chart}.{kind}"
-        for chart in ("times", "utilization")
+        for chart in ("dots", "utilization")
         for kind in ("png", "svg", "pdf")
     ]
     written = [str(path.relative_to(run.folder)) for path in paths]
@@ -183,16 +183,17 @@ def test_several_runs_begin_with_what_they_come_to(tmp_path):
         text = read(paths, name)
         shown = words_of(text) if name.endswith("html") else text.replace("\\", "")
         shown = shown.replace("**", "")
-        assert re.search(r"Saves most, .*baseline: data_prefetcher \( ?prefetching ?\) 0\.8", shown)
-        assert re.search(r"Saves nothing: slower: prefetch_generator", shown)
-        assert re.search(r"No effect detected: other \( ?noisy ?\) ?\.", shown)
-        assert re.search("Could not be tested.*no CUDA here", shown)
+        saves = re.search(
+            r"data_prefetcher[ |]+10\.9 % less time[ |]+\d+\.\d % less time \[", shown
+        )
+        saves_nothing = re.search(r"noisy\W+other[ |]+–[ |]+inconclusive: [+−]\d", shown)
+        assert saves.start() < saves_nothing.start()
         assert "Simulated: GPU." in shown
         assert re.search(
             r"data_prefetcher: 0\.8\S* \[.*?\] of the time of original, faster\.", shown
         )
         assert "No variant is measurably faster than original" in shown
-        assert shown.index("Could not be tested") < shown.index("normalized time [95 % interval]")
+        assert shown.index("the document") < shown.index("normalized time [95 % interval]")
     assert "prefetching: data_prefetcher: 0.8" in read(paths, "report.html")  # the chart's text
     assert "Simulated GPU, 460 images/s: prefetching" in read(paths, "report.html")
     assert (tmp_path / "out/figures/overview.png").stat().st_size
@@ -221,16 +222,27 @@ def test_an_interval_that_reaches_1_is_no_saving(tmp_path):
     ]
     almost = runs[0].summary.rows[1]
     assert almost.normalized_time < 1 < almost.ci_high
-    found = overview(runs)
-    assert [one["row"].variant for one in found["best"]] == ["clear"]
-
-
-def test_what_could_not_be_tested_has_its_reason_or_says_that_it_was_left_out(tmp_path):
-    skipped = {"torchvision": "not shared", "dali": "nvidia.dali is not installed"}
-    runs = [make_run(tmp_path, skipped=skipped), make_run(tmp_path, experiment="mine")]
-    assert list(overview(runs)["untested"]) == [
-        "the shared run does not say why", "nvidia.dali is not installed",
+    assert [(one["change"], one["saves"]) for one in changes(runs)] == [
+        ("clear", True), ("almost", False),
     ]  # fmt: skip
+
+
+def test_the_first_table_has_a_row_for_each_run():
+    judged = fake_machine_run(
+        {"original": 1.0, "both": 0.8}, mode="full", blocks=8, published={"both": 0.9}, noise=0.001
+    )
+    quick = fake_machine_run({"original": 1.0, "both": 0.7}, published={"both": 0.9})
+    grouped, document = fake_grouped_run(), fake_machine_run(protocol=AS_PUBLISHED)
+    nothing = replace(fake_machine_run(), trials=())
+    rows = changes([document, judged, grouped, nothing, quick])
+    assert [row["run"] for row in rows] == [5, 2, 1, 3, 4]
+    here = [row["here"] for row in rows]
+    assert re.fullmatch(r"(31|29|30)\.\d % less time \(quick: no verdict\)", here[0])
+    assert re.fullmatch(r"20\.\d % less time \[\S+ %, \S+ %\]; saves more than published", here[1])
+    assert [row["document"] for row in rows] == ["10.0 % less time"] * 2 + [""] * 3
+    assert here[3].startswith("Fastest, of 4 groups")
+    assert here[3].endswith("(quick: no verdict)")
+    assert here[4] == "no variant has a time"
 
 
 # --- what they say ------------------------------------------------------------------------

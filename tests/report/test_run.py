@@ -43,37 +43,29 @@ def make_curve_run(results, times=OVER_STEPS):
 
 def test_a_run_over_steps_has_it_as_a_chart_everywhere(tmp_path):
     run = make_curve_run(tmp_path)
-    assert run.charts == ("times", "utilization", "curve")
+    assert run.charts == ("lines", "utilization")
     kinds = ("png", "svg", "pdf")
-    files = {f"{chart}.{kind}" for chart in ("chart", "utilization", "curve") for kind in kinds}
+    files = {f"{chart}.{kind}" for chart in ("chart", "utilization") for kind in kinds}
     assert {path.name for path in run.save()} == {"table.csv", *files}
-    assert "less than 1 % from every 100 steps" in run.chart("curve").get_label()
+    assert "less than 1 % from every 100 steps" in run.chart("lines").get_label()
     paths = run.report(tmp_path / "out")
-    assert paths[0].read_text(encoding="utf-8").count("<img ") == 3
+    assert paths[0].read_text(encoding="utf-8").count("<img ") == 2
     assert [path.stem for path in paths if path.suffix == ".svg"] == [
-        "1-mine-times",
+        "1-mine-lines",
         "1-mine-utilization",
-        "1-mine-curve",
     ]
 
 
-@pytest.mark.parametrize(
-    "times",
-    [
-        {"never": 1.0, "mine": 1.1},  # nothing lies along the axis
-        {"every step": 1.0, "every 100 steps": 0.9},  # the baseline itself lies along it
-    ],
-)
-def test_a_chart_that_a_run_does_not_have_is_refused_with_the_choices(tmp_path, times):
-    run = make_curve_run(tmp_path, times)
-    assert run.charts == ("times", "utilization")
-    with pytest.raises(ValueError, match="kind must be one of times, utilization, got 'curve'"):
-        run.chart("curve")
+def test_a_chart_that_a_run_does_not_have_is_refused_with_the_choices(tmp_path):
+    run = make_curve_run(tmp_path, {"never": 1.0, "mine": 1.1})  # one number is no axis
+    assert run.charts == ("dots", "utilization")
+    with pytest.raises(ValueError, match="kind must be one of dots, utilization, got 'lines'"):
+        run.chart("lines")
 
 
 def test_a_run_of_cold_and_warm_variants_shows_epochs_and_compares_memory_with_disks(tmp_path):
     run = make_run(tmp_path, fake_media_info(), fake_media_trials())
-    assert run.charts == ("times", "utilization", "epochs")
+    assert run.charts == ("dots", "utilization", "epochs")
     assert list(run.findings()) == ["Memory and warm disks"]
     for path in run.report(tmp_path / "out")[:2]:
         text = path.read_text(encoding="utf-8").replace("\\", "").replace("<wbr>", "")

@@ -46,6 +46,12 @@ def check_exchange(name: str) -> None:
         pick(dict.fromkeys(known), name, "exchange")
 
 
+def mbit_per_s(exchange: str) -> int | None:
+    """Return the rate of a simulated link; None where gradients take none."""
+    link = LINK.fullmatch(exchange)
+    return int(link[1]) if link else None
+
+
 def why_not(chosen: Chosen) -> str:
     """Return why gradients cannot be exchanged so, or several ranks cannot train; "" if they can.
 
