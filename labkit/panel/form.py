@@ -231,7 +231,7 @@ class _Variants:
     def __init__(self, experiment: Experiment) -> None:
         import ipywidgets as widgets
 
-        shared = _shared(experiment)
+        self._labels, shared = tuple(experiment.variants), _shared(experiment)
         used = effective_settings(experiment.kind)
         names = [name for name in field_kinds() if name in used and name not in PLACES]
         self._name, self._help = widgets.Label(), widgets.HTML()
@@ -266,7 +266,7 @@ class _Variants:
             ticks: label -> tick, of the variants that are shown.
             whole: has these variants, and others.
         """
-        shown = {label: whole.settings[label] for label in ticks}
+        shown = {label: whole.settings[label] for label in ticks if label in self._labels}
         varied = [name for name in self._values if len(_values_of(name, shown)) > 1]
         for name, field in self._values.items():
             _display(field, is_shown=name in varied)
@@ -278,10 +278,17 @@ class _Variants:
         self._help.value = help_line(help_texts()[name] if is_named else differ)
         base = whole.settings[whole.baseline]
         for label, tick in ticks.items():
-            settings = shown[label]
+            settings = whole.settings[label]
             changes = {x: y for x, y in vars(settings).items() if y != getattr(base, x)}
             tick.tooltip = ", ".join(f"{x}={units.text_of(y)}" for x, y in changes.items())
-            tick.description = _beside(label, name, settings) if is_named else label
+            tick.description = label
+            if is_named:
+                value = getattr(settings, name)
+                text = AUTO if value is None else units.text_of(value)
+                if label == f"{name}={text}":
+                    tick.description = text
+                elif label in shown and text not in label:
+                    tick.description = f"{text} ({label})"
 
     def filled_in(self) -> str:
         """Return the values that are filled in: "num_workers=8"; empty where there are none."""
@@ -301,15 +308,6 @@ class _Variants:
 
 def _values_of(name: str, settings: Mapping[str, Settings]) -> dict[Any, None]:
     return dict.fromkeys(getattr(each, name) for each in settings.values())
-
-
-def _beside(label: str, name: str, settings: Settings) -> str:
-    """Return the value that a variant varies, and its label unless that says the value."""
-    value = getattr(settings, name)
-    text = AUTO if value is None else units.text_of(value)
-    if label == f"{name}={text}":
-        return text
-    return label if text in label else f"{text} ({label})"
 
 
 def _new_value(name: str, description: str = "") -> Widget:
