@@ -18,7 +18,7 @@ from labkit.analysis.winner import winner
 from labkit.experiments.device_speeds import SUFFIX
 from labkit.machine import hardware
 from labkit.panel.form import help_line, row
-from labkit.records import ROOFLINE
+from labkit.records import ROOFLINE, RunInfo
 from labkit.runs.store import SHARED, is_in_progress, list_runs, load_run, read_info
 from labkit.settings import CORRECTED
 
@@ -136,7 +136,7 @@ def read_run(folder: Path) -> EarlierRun:
         folder=folder,
         date=units.minute(info.created_utc).removesuffix(" UTC"),
         mode=info.mode,
-        status=status_of(folder),
+        status=status_of(folder, info),
         device=", ".join(sorted(devices)),
         fastest=fastest,
         ratio=ratio,
@@ -144,10 +144,10 @@ def read_run(folder: Path) -> EarlierRun:
     )
 
 
-def status_of(folder: Path) -> str:
+def status_of(folder: Path, info: RunInfo) -> str:
     """Return a run's status; one whose process was killed still calls itself running."""
-    status = read_info(folder).status
-    return "stopped" if status == "running" and not is_in_progress(folder) else status
+    is_killed = info.status == "running" and not is_in_progress(folder)
+    return "stopped" if is_killed else info.status
 
 
 @functools.lru_cache(maxsize=1000)

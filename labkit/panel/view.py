@@ -402,8 +402,9 @@ class Panel:
         self._error.value = ""
         if len(folders) == 1:
             self._draw(folders[0])
-            created = units.minute(read_info(folders[0]).created_utc)
-            status = f"showing the run of {created}, {status_of(folders[0])}"
+            info = read_info(folders[0])
+            created, state = units.minute(info.created_utc), status_of(folders[0], info)
+            status = f"showing the run of {created}, {state}"
         else:
             self._put(picture_html(compare([load_run(one) for one in folders])))
             self._shown = list(folders)

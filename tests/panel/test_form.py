@@ -142,6 +142,11 @@ def test_several_values_make_one_variant_and_a_setting_that_varied_not_may_be_on
     built = form.request().build()
     assert (built.settings[own].num_workers, built.settings[own].decoder) == (0, "pillow")
     assert ticks(form)[-1] == own == "num_workers=0,decoder=pillow"
+    labelled(form.box, "another setting").value = "decoder"
+    labelled(form.box, "=").value = "pillow"
+    form.add()
+    form.refresh()
+    assert ticks(form)[-1] == "decoder=pillow"
     assert ticks(form)[1] == "0 (no workers)"
 
 
