@@ -61,6 +61,8 @@ STYLE = """<style>
   text-overflow: ellipsis; max-width: 244px; line-height: 1.25; margin-left: 4px; }
 .labkit-panel .labkit-forecast, .labkit-panel .labkit-status { margin-left: 10px; }
 .labkit-variants .widget-label { margin-right: 10px; font-weight: bold; }
+.labkit-panel .labkit-variants .widget-html { margin: -4px 2px 0; }
+.labkit-panel .labkit-variants .labkit-help { line-height: 1.25; }
 .labkit-panel .labkit-value { width: auto; }
 .labkit-panel .labkit-value input { flex: none; width: 100px; }
 .labkit-variants .widget-checkbox { margin-right: 14px; }
