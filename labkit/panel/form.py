@@ -1,14 +1,14 @@
-"""The form of a panel: a control for every setting that all variants share, and the variants.
+"""The form of a panel: the variants, and a control for every setting that all variants share.
 
     Request ──▶ Form ── request() ──▶ Request
 
-A control that is left alone shows "auto", and its help says what a run would use.  Variants are
-ticked; one of the user's own is another one with one setting changed.
+Variants are ticks with the values that they vary; a value that is added makes another variant.  A
+control that is left alone shows "auto", and its help says what a run would use.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -69,24 +69,23 @@ class Form:
     def __init__(self, start: Request) -> None:
         import ipywidgets as widgets
 
-        self._start, self._whole = start, start.whole()
-        measured = list(self._whole.variants)
+        self._start = start
+        self._experiment = replace(start, added=()).whole()
         self._controls = {
             "mode": widgets.Dropdown(options=list(MODES), description="mode"),
             "blocks": _text(description="blocks"),
-            "baseline": widgets.Dropdown(options=[AUTO, *measured], description="baseline"),
+            "baseline": widgets.Dropdown(options=[AUTO], description="baseline"),
             "roofline": widgets.Dropdown(
                 options=[("no", False), ("yes", True)], description="roofline"
             ),
         }
-        self._controls |= {name: _control(name, start) for name in _shared(self._whole)}
+        self._controls |= {name: _control(name, start) for name in _shared(self._experiment)}
         self._help = {name: widgets.HTML() for name in self._controls}
-        self._added = list(start.added)
+        self._added: list[str] = []  # the user's own variants, also those that are not ticked
         self._changed: Callable[[object], None] = lambda _: None
-        self._variants = {label: _tick(label) for label in self._whole.variants}
-        self._ticks = row([]).add_class("labkit-variants")
-        self._add = _Add(self._whole)
-        self._add.button.on_click(self._on_add)
+        self._ticks: dict[str, Widget] = {}
+        self._variants = _Variants(self._experiment)
+        self.add_button = self._variants.button
         self.box = self._layout()
         self.reset()
 
@@ -97,31 +96,24 @@ class Form:
             ValueError: no variant is chosen, or a number is none.
         """
         labels = self._labels()
-        kept = tuple(label for label in labels if self._variants[label].value)
+        kept = tuple(label for label in labels if self._ticks[label].value)
         if not kept:
             raise ValueError("variants must be at least one, got none; switch one on")
-        given = {name: _value(control) for name, control in self._controls.items()}
-        asked: dict[str, Any] = {name: given.pop(name) for name in ASKED}
-        start = self._start.settings
-        hidden = {name: start[name] for name in start if name not in self._controls}
-        return replace(
-            self._start,
-            settings=hidden | {name: value for name, value in given.items() if value is not None},
-            variants=() if len(kept) == len(labels) else kept,
-            added=tuple(self._added),
-            **asked,
-        )
+        added = tuple(label for label in self._added if label in kept)
+        is_whole = len(kept) == len(labels) - len(self._added) + len(added)
+        return replace(self._all_variants(), variants=() if is_whole else kept, added=added)
 
     def reset(self) -> None:
         """Show what was there at first."""
         start = self._start
-        self._set_added(start.added)
+        self._show_variants(start.added)
         for name, control in self._controls.items():
             value = getattr(start, name) if name in ASKED else start.settings.get(name)
             value = AUTO if value is None else value
             control.value = value if isinstance(value, bool) else str(value)
-        for label, box in self._variants.items():
-            box.value = not start.variants or label in start.variants
+        for label, tick in self._ticks.items():
+            tick.value = not start.variants or label in start.variants
+        self._variants.clear()
 
     def refresh(self) -> Request:
         """Show the variants of the mode chosen, and what "auto" means now.
@@ -133,10 +125,11 @@ class Form:
             ValueError: as `request`, or what is chosen cannot be run.
         """
         labels = self._labels()
-        for label, box in self._variants.items():
-            _display(box, is_shown=label in labels)
+        for label, tick in self._ticks.items():
+            _display(tick, is_shown=label in labels)
+        self._variants.describe({label: self._ticks[label] for label in labels}, self._whole())
         request = self.request()
-        whole = request.whole()
+        whole = replace(request, added=()).whole()
         blocks = default_blocks(MODES[request.mode], whole.kind)
         resolved = {**vars(complete_here(Settings(**_shared(whole)))), "blocks": blocks}
         resolved["baseline"] = whole.baseline
@@ -149,39 +142,53 @@ class Form:
     def observe(self, handler: Callable[[object], None]) -> None:
         """Have a function called after every change."""
         self._changed = handler
-        for control in self._all():
+        for control in (*self._controls.values(), *self._ticks.values()):
             control.observe(handler, "value")
 
-    def _on_add(self, button: object) -> None:
-        self._add.is_pressed = True
-        self._changed(button)
-
     def add(self) -> None:
-        """Add the variant that is described below the others, where that was asked for.
+        """Tick the variant with the values that are filled in; add it where there is none.
 
         Raises:
-            ValueError: there is no such setting or value, or the variant is there already.
+            ValueError: there is no such setting or value.
         """
-        if self._add.is_pressed:
-            self._add.is_pressed = False
-            self._set_added([*self._added, self._add.take(self._whole)])
-            self._add.value.value = ""
+        text = self._variants.filled_in()
+        if not text:
+            return
+        whole = self._whole()
+        wanted = with_settings(whole.settings[whole.baseline], read_changes(text))
+        known = [label for label in self._labels() if whole.settings[label] == wanted]
+        if not known:
+            self._show_variants([*self._added, text])
+        self._ticks[(known or [text])[0]].value = True
+        self._variants.clear()
 
-    def _set_added(self, added: Iterable[str]) -> None:
-        """Show these variants of the user's own beside the experiment's."""
+    def _all_variants(self) -> Request:
+        """Return what the controls ask for, with all variants."""
+        given = {name: _value(control) for name, control in self._controls.items()}
+        asked: dict[str, Any] = {name: given.pop(name) for name in ASKED}
+        start = self._start.settings
+        hidden = {name: start[name] for name in start if name not in self._controls}
+        settings = hidden | {name: value for name, value in given.items() if value is not None}
+        added = tuple(self._added)
+        return replace(self._start, settings=settings, variants=(), added=added, **asked)
+
+    def _whole(self) -> Experiment:
+        return self._all_variants().whole()
+
+    def _show_variants(self, added: Iterable[str]) -> None:
+        """Show these variants of the user's own after the experiment's."""
         added = list(added)
-        self._whole = replace(self._start, added=tuple(added)).whole()
+        labels = list(replace(self._start, added=tuple(added)).whole().variants)
         self._added = added
-        for label in self._whole.variants:
-            if label not in self._variants:
-                tick = self._variants[label] = _tick(label)
+        for label in labels:
+            if label not in self._ticks:
+                tick = self._ticks[label] = _tick(label)
                 tick.observe(self._changed, "value")
-        self._variants = {label: self._variants[label] for label in self._whole.variants}
-        self._ticks.children = [*self._variants.values(), self._fold, self._add.box]
-        self._add.offer(self._whole)
+        self._ticks = {label: self._ticks[label] for label in labels}
+        self._variants.show(self._ticks.values())
         baseline = self._controls["baseline"]
         chosen = baseline.value
-        baseline.options = [AUTO, *self._whole.variants]
+        baseline.options = [AUTO, *labels]
         baseline.value = chosen if chosen in baseline.options else AUTO
 
     def disable(self, *, is_disabled: bool) -> None:
@@ -193,7 +200,7 @@ class Form:
         import ipywidgets as widgets
 
         boxes = {name: _field(x, self._help[name]) for name, x in self._controls.items()}
-        if not has_roofline(self._whole):
+        if not has_roofline(self._experiment):
             del boxes["roofline"]
         shown = ("mode", "roofline", "blocks", "data", *SHOWN_FIRST)
         first = _grid([boxes.pop(name) for name in shown if name in boxes])
@@ -201,80 +208,126 @@ class Form:
         fold = widgets.ToggleButton(description="More settings", tooltip="Show all other settings")
         _display(hidden, is_shown=False)
         fold.observe(lambda change: _display(hidden, is_shown=change["new"]), "value")
-        self._fold = fold
-        self._ticks.children = [*self._variants.values(), fold, self._add.box]
-        can_add = not self._whole.has_groups and self._whole.kind == EPOCHS
-        _display(self._add.box, is_shown=can_add)
-        return widgets.VBox([first, self._ticks, hidden])
+        can_add = not self._experiment.has_groups and self._experiment.kind == EPOCHS
+        add = [widgets.Label("Add"), *self._variants.fields()] if can_add else []
+        return widgets.VBox([self._variants.box, row([*add, fold]), first, hidden])
 
     def _labels(self) -> list[str]:
-        """List the variants that the chosen mode measures."""
+        """List the variants that the chosen mode measures, and the user's own."""
         is_judged = MODES[self._controls["mode"].value].judged
-        return list(self._whole.measured(in_full=is_judged))
+        return [*self._experiment.measured(in_full=is_judged), *self._added]
 
     def _all(self) -> list[Widget]:
-        return [*self._controls.values(), *self._variants.values(), self._add.button]
+        return [*self._controls.values(), *self._ticks.values(), *self._variants.fields()]
 
 
-class _Add:
-    """A line that describes a variant of the user's own: one of the others, but for a setting.
+class _Variants:
+    """The ticks of the variants, and a field for another value of each setting that they vary.
 
     Args:
-        whole: the experiment.
+        experiment: without variants of the user's own.
     """
 
-    def __init__(self, whole: Experiment) -> None:
+    def __init__(self, experiment: Experiment) -> None:
         import ipywidgets as widgets
 
-        used = effective_settings(whole.kind)
+        self._labels, shared = tuple(experiment.variants), _shared(experiment)
+        used = effective_settings(experiment.kind)
         names = [name for name in field_kinds() if name in used and name not in PLACES]
-        varied = [name for name in names if name not in _shared(whole)]
-        self.is_pressed = False
-        self.like = widgets.Dropdown(description="like")
-        others = [name for name in names if name not in varied]
-        self.setting = widgets.Dropdown(description="but with", options=[*varied, *others])
-        self.value = widgets.Combobox(description="=", placeholder="value")
+        self._name, self._help = widgets.Label(), widgets.HTML()
+        self._ticks = row([])
+        self._values = {name: _new_value(name) for name in names if name not in shared}
+        self._other = widgets.Dropdown(
+            description="another setting", options=["", *(name for name in names if name in shared)]
+        )
+        self._other_value = _new_value("", "=")
+        self._other.observe(self._offer_values, "value")
         self.button = widgets.Button(
-            description="Add variant",
-            tooltip="Measure this variant, too",
+            description="Add",
+            tooltip="Measure the baseline with these values, too",
             layout={"width": "auto"},
         )
-        self.setting.observe(lambda _: self._list_values(), "value")
-        self._list_values()
-        for control, width in ((self.like, 150), (self.setting, 200), (self.value, 110)):
-            control.style.description_width = "initial"
-            control.layout.width = f"{width}px"
-        shown = [self.like, self.setting, self.value, self.button]
-        self.box = row(shown).add_class("labkit-add")
+        self._other.style.description_width = "initial"
+        self._other.layout.width = "230px"
+        self.box = widgets.VBox([self._ticks, self._help]).add_class("labkit-variants")
 
-    def offer(self, whole: Experiment) -> None:
-        """List the variants that the next one can be like."""
-        chosen = self.like.value
-        self.like.options = list(whole.variants)
-        self.like.value = chosen if chosen in self.like.options else whole.baseline
+    def fields(self) -> list[Widget]:
+        """List what can be filled in and pressed."""
+        return [*self._values.values(), self._other, self._other_value, self.button]
 
-    def take(self, whole: Experiment) -> str:
-        """Return what the variant changes of the baseline.
+    def show(self, ticks: Iterable[Widget]) -> None:
+        """Show a tick for each variant."""
+        self._ticks.children = [self._name, *ticks]
 
-        Raises:
-            ValueError: there is no such value, or such a variant is there already.
+    def describe(self, ticks: Mapping[str, Widget], whole: Experiment) -> None:
+        """Write the values that variants vary beside their ticks.
+
+        Args:
+            ticks: label -> tick, of the variants that are shown.
+            whole: has these variants, and others.
         """
-        word = self.value.value.strip()
+        shown = {label: whole.settings[label] for label in ticks if label in self._labels}
+        varied = [name for name in self._values if len(_values_of(name, shown)) > 1]
+        for name, field in self._values.items():
+            _display(field, is_shown=name in varied)
+        # The values of a single setting stand for the variants.
+        name = varied[0] if len(varied) == 1 else ""
+        is_named = bool(name) and len(_values_of(name, shown)) == len(shown)
+        self._name.value = name if is_named else "variants"
+        differ = f"Variants differ in {', '.join(varied)}." if varied else ""
+        self._help.value = help_line(help_texts()[name] if is_named else differ)
         base = whole.settings[whole.baseline]
-        text = f"{self.setting.value}={word}"
-        wanted = with_settings(whole.settings[self.like.value], read_changes(text))
-        if wanted in whole.settings.values():
-            raise ValueError(f"variant must differ from all others, got {text}")
-        changes = {
-            name: value for name, value in vars(wanted).items() if value != getattr(base, name)
-        }
-        return ",".join(f"{name}={units.text_of(value)}" for name, value in changes.items())
+        for label, tick in ticks.items():
+            settings = whole.settings[label]
+            changes = {x: y for x, y in vars(settings).items() if y != getattr(base, x)}
+            tick.tooltip = ", ".join(f"{x}={units.text_of(y)}" for x, y in changes.items())
+            tick.description = label
+            if is_named:
+                value = getattr(settings, name)
+                text = AUTO if value is None else units.text_of(value)
+                if label == f"{name}={text}":
+                    tick.description = text
+                elif label in shown and text not in label:
+                    tick.description = f"{text} ({label})"
 
-    def _list_values(self) -> None:
-        name = self.setting.value
-        kind, choices, _ = field_kinds()[name]
-        words = ("yes", "no") if kind is bool else choices or tuple(TABLES.get(name, ()))
-        self.value.options, self.value.value = words, ""
+    def filled_in(self) -> str:
+        """Return the values that are filled in: "num_workers=8"; empty where there are none."""
+        words = {name: field.value.strip() for name, field in self._values.items()}
+        if self._other.value:
+            words[self._other.value] = self._other_value.value.strip()
+        return ",".join(f"{name}={word}" for name, word in words.items() if word)
+
+    def clear(self) -> None:
+        """Fill in nothing."""
+        for field in (*self._values.values(), self._other, self._other_value):
+            field.value = ""
+
+    def _offer_values(self, change: dict) -> None:
+        self._other_value.options = _choices(change["new"]) if change["new"] else ()
+
+
+def _values_of(name: str, settings: Mapping[str, Settings]) -> dict[Any, None]:
+    return dict.fromkeys(getattr(each, name) for each in settings.values())
+
+
+def _new_value(name: str, description: str = "") -> Widget:
+    """Make a field for a value of a setting."""
+    import ipywidgets as widgets
+
+    field = widgets.Combobox(
+        description=description or name, options=_choices(name) if name else (), placeholder="value"
+    )
+    field.style.description_width = "initial"
+    return field.add_class("labkit-value")
+
+
+def _choices(name: str) -> tuple[str, ...]:
+    """Return the values that a setting can have; none where it is a number or any text."""
+    kind, choices, _ = field_kinds()[name]
+    if kind is bool:
+        return ("yes", "no")
+    folders = media.media() if name == "storage" else ()
+    return (*(choices or TABLES.get(name, ())), *folders)
 
 
 def _tick(label: str) -> Widget:
@@ -306,15 +359,13 @@ def _shared(experiment: Experiment) -> dict[str, Any]:
 def _control(name: str, start: Request) -> Widget:
     import ipywidgets as widgets
 
-    kind, choices, _ = field_kinds()[name]
     texts = {"description": name, "tooltip": help_texts()[name]}
-    if kind is bool:
+    if field_kinds()[name][0] is bool:
         return widgets.Dropdown(options=[(AUTO, AUTO), ("yes", True), ("no", False)], **texts)
+    choices = _choices(name)
     if name == "storage" or name in NUMBERS_OR_NAMES:  # a folder's path, or a number
-        folders = media.media() if name == "storage" else ()
-        names = choices or TABLES[name]
-        return widgets.Combobox(options=[AUTO, *names, *folders], **texts)
-    if choices := choices or tuple(TABLES.get(name, ())):
+        return widgets.Combobox(options=[AUTO, *choices], **texts)
+    if choices:
         given = start.settings.get(name)
         others = [] if given in (*choices, None) else [given]  # the run says that it is unknown
         return widgets.Dropdown(options=[AUTO, *choices, *others], **texts)

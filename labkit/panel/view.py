@@ -11,7 +11,6 @@ and paths may hold anything.
 from __future__ import annotations
 
 import base64
-import contextlib
 import functools
 import mimetypes
 import threading
@@ -25,13 +24,13 @@ from typing import TYPE_CHECKING, Any
 
 from labkit import units
 from labkit.experiments.catalog import CATALOG
-from labkit.experiments.device_speeds import SUFFIX, has_roofline
+from labkit.experiments.device_speeds import has_roofline
 from labkit.experiments.request import Request
 from labkit.files import unused, write_whole
 from labkit.machine import hardware
 from labkit.panel import job
-from labkit.panel.form import Form, help_line, row
-from labkit.records import ROOFLINE
+from labkit.panel.earlier import EarlierRuns, status_of
+from labkit.panel.form import Form, row
 from labkit.report import recipe
 from labkit.report import run as runs
 from labkit.report.advise import GB, advise
@@ -41,14 +40,10 @@ from labkit.runs.experiment import Experiment
 from labkit.runs.forecasts import forecast
 from labkit.runs.store import (
     REPORTS,
-    SHARED,
     explain_unwritable,
-    is_in_progress,
-    list_runs,
     load_run,
     read_info,
 )
-from labkit.settings import CORRECTED
 
 if TYPE_CHECKING:
     from ipywidgets import VBox, Widget
@@ -65,7 +60,16 @@ STYLE = """<style>
 .labkit-panel .labkit-field .labkit-help { white-space: nowrap; overflow: hidden;
   text-overflow: ellipsis; max-width: 244px; line-height: 1.25; margin-left: 4px; }
 .labkit-panel .labkit-forecast, .labkit-panel .labkit-status { margin-left: 10px; }
+.labkit-variants .widget-label { margin-right: 10px; font-weight: bold; }
+.labkit-panel .labkit-variants .widget-html { margin: -4px 2px 0; }
+.labkit-panel .labkit-variants .labkit-help { line-height: 1.25; }
+.labkit-panel .labkit-value { width: auto; }
+.labkit-panel .labkit-value input { flex: none; width: 100px; }
 .labkit-variants .widget-checkbox { margin-right: 14px; }
+.labkit-panel .labkit-runs { flex-direction: column; align-items: stretch; width: auto; }
+.labkit-panel .labkit-runs > label { width: auto; max-width: none; text-align: left;
+  overflow-x: hidden; height: 18px; font: bold 12px/18px monospace; padding-left: 4px; }
+.labkit-panel .labkit-runs > select { flex: none; height: auto; font: 12px monospace; }
 /* What is empty at first has its height from the beginning, and an earlier result stays until
    there is a new one: nothing jumps while it runs. */
 .labkit-panel .labkit-result { overflow-x: auto; min-height: 360px; }
@@ -83,7 +87,6 @@ body[data-jp-theme-light="false"] .labkit-panel img { filter: invert(.91) hue-ro
 </style>"""
 
 NOTHING = "<div>no trial is finished yet</div>"
-LISTED_RUNS = 5  # lines of the list
 # Format -> what writes it into the run's folder, and returns the file.
 EXPORTS: dict[str, Callable[[runs.Run], Path]] = {
     "PNG": lambda run: write(run.chart(), run.folder / "chart.png"),
@@ -97,7 +100,6 @@ EXPORTS: dict[str, Callable[[runs.Run], Path]] = {
 }
 # Numbers of different runs never stand in one table.
 OF_SEVERAL = ("PNG", "SVG", "PDF", "HTML report")
-RUNS_HELP = "Earlier runs; hold Ctrl or Shift to choose several."
 
 
 def panel(
@@ -217,6 +219,7 @@ class Panel:
         self._shown: list[Path] = []
         self._form = Form(start)
         self._form.observe(self._guarded(self._on_change))
+        self._form.add_button.on_click(self._guarded(self._on_add))
         self._run = self._button("Run", "Run with the settings below", self._on_run)
         self._cancel = self._button("Cancel", "Stop; finished trials stay", self._on_cancel)
         self._resume = self._button("Resume", "Complete the run shown", self._on_resume)
@@ -225,11 +228,7 @@ class Panel:
         self._forecast, self._again = _html("labkit-forecast"), _html("labkit-again")
         self._error, self._result = _html("labkit-error"), _html("labkit-result")
         self._exported = _html("labkit-exported")
-        self._runs = widgets.SelectMultiple(
-            description="runs",
-            rows=LISTED_RUNS,
-            layout={"width": "auto", "flex": "1 1 420px", "min_width": "0"},
-        )
+        self._earlier = EarlierRuns(self._name, self._results)
         self.box = _box_with_run()(self._layout()).add_class("labkit-panel")
         self.box.shown_run = self._shown_run
         self.box._view_count = 0  # from here on the front end counts
@@ -266,9 +265,8 @@ class Panel:
             self._form.box,
             self._result,
             self._again,
-            widgets.HTML(help_line(RUNS_HELP)),
-            row([self._runs, show]),
-            row([widgets.Label("Export:"), *exports]),
+            self._earlier.box,
+            row([show, widgets.Label("Export:"), *exports]),
             self._exported,
         ]
 
@@ -283,7 +281,7 @@ class Panel:
 
     def _open(self) -> None:
         """Show the run in progress, else the newest one."""
-        folders = self._list_runs()
+        folders = self._earlier.read()
         current = job.current()
         if current is not None and current.is_in_progress:
             self._on_job(current, has_new_rows=True)
@@ -298,7 +296,6 @@ class Panel:
     def _on_change(self) -> None:
         shown = again = ""
         try:
-            self._form.add()
             request = self._form.refresh()
             options: dict[str, Any] = {"blocks": request.blocks, "results": self._results}
             shown = str(forecast(request.build(), request.mode, **options))
@@ -306,6 +303,10 @@ class Panel:
             self._error.value = ""
         finally:  # at once: while they were empty, a click would miss the button that moved
             self._forecast.value, self._again.value = f"<div>{escape(shown)}</div>", again
+
+    def _on_add(self) -> None:
+        self._form.add()
+        self._on_change()
 
     def _on_reset(self) -> None:
         self._form.disable(is_disabled=True)  # what is typed meanwhile would be lost
@@ -318,6 +319,7 @@ class Panel:
     # --- running ----------------------------------------------------------------------------
 
     def _on_run(self) -> None:
+        self._form.add()  # what is filled in is meant, too
         request = self._form.request()
         options: dict[str, Any] = {"results": self._results, "blocks": request.blocks}
         run = partial(runs.run, request.build(), request.mode, **options)
@@ -348,7 +350,7 @@ class Panel:
         if current.folder is not None:
             self._draw(current.folder)
         if not current.is_in_progress:
-            self._list_runs()
+            self._earlier.read()
             if current.state == "finished":
                 self._on_change()  # the next one's forecast rests on it
             self._say(current)
@@ -393,31 +395,18 @@ class Panel:
 
     # --- earlier runs -----------------------------------------------------------------------
 
-    def _list_runs(self) -> list[Path]:
-        """List the runs anew, the newest first, colleagues' after this machine's."""
-        lines = []
-        for place in (self._results, self._results / SHARED):
-            run_folders = list_runs(place, self._name) + list_runs(place, f"{self._name}{SUFFIX}*")
-            for folder in sorted(run_folders, key=lambda folder: folder.name, reverse=True):
-                with contextlib.suppress(Exception):  # one that cannot be read hides no other
-                    lines.append((run_line(folder), folder))
-        folders = [folder for _, folder in lines]
-        chosen = [folder for folder in self._runs.value if folder in folders]
-        self._runs.options = lines
-        self._runs.value = chosen
-        return folders
-
     def _on_show(self) -> None:
-        if not self._runs.value:
+        if not self._earlier.chosen:
             raise ValueError("runs must be at least one, got none; choose some in the list")
-        self._show(self._runs.value)
+        self._show(self._earlier.chosen)
 
     def _show(self, folders: Sequence[Path]) -> None:
         self._error.value = ""
         if len(folders) == 1:
             self._draw(folders[0])
-            created = units.minute(read_info(folders[0]).created_utc)
-            status = f"showing the run of {created}, {status_of(folders[0])}"
+            info = read_info(folders[0])
+            created, state = units.minute(info.created_utc), status_of(folders[0], info)
+            status = f"showing the run of {created}, {state}"
         else:
             self._put(picture_html(compare([load_run(one) for one in folders])))
             self._shown = list(folders)
@@ -540,27 +529,6 @@ def again_html(request: Request, results: str) -> str:
 def picture_html(figure: Figure) -> str:
     """Show a chart."""
     return mimebundle(figure)[0]["text/html"]
-
-
-def status_of(folder: Path) -> str:
-    """Return a run's status; one whose process was killed still calls itself running."""
-    status = read_info(folder).status
-    return "stopped" if status == "running" and not is_in_progress(folder) else status
-
-
-def run_line(folder: Path) -> str:
-    """Return a run as one line: when, mode, status, simulated hardware, machine if another."""
-    info = read_info(folder)
-    parts = [units.minute(info.created_utc), info.mode, status_of(folder)]
-    if info.kind == ROOFLINE:
-        parts.append(ROOFLINE)
-    if info.protocol != CORRECTED:
-        parts.append(info.protocol)
-    parts += sorted({settings.device for settings in info.variants.values()} - {None})
-    parts += sorted({of.hardware.name for of in info.storages.values()} - {"real storage"})
-    if info.shared_from:
-        parts.append(hardware.describe(info.provenance))
-    return " · ".join([*parts, folder.name.split("-")[-1]])
 
 
 def download_html(path: Path) -> str:

@@ -47,10 +47,21 @@ def test_a_changed_dropdown_is_in_the_new_rows(lab):
     result = lab.panel.locator(".labkit-result")
     assert "prefetch_generator" in result.locator("table").first.text_content()
     assert "prefetch_generator" in result.locator("img").first.get_attribute("alt")
-    newest = lab.field("runs").locator("option").first
+    newest = lab.panel.locator(".labkit-runs option").first
     lab.until(lambda: folder.name.split("-")[-1] in newest.text_content(), "it is in the history")
     reset(lab)
     assert lab.field("preprocessor").input_value() == "vectorized"
+
+
+def test_a_value_that_is_added_is_another_tick(lab):
+    lab.field("another setting").select_option("num_workers")
+    lab.type_into("=", 3)
+    lab.press("Add")
+    lab.until(lambda: "--add num_workers=3" in asked(lab), "the variant is asked for")
+    lab.field("num_workers=3").uncheck()
+    lab.until(lambda: asked(lab) == lab.untouched, "nothing of it is asked for")
+    lab.press("Reset")
+    lab.until(lambda: lab.field("num_workers=3").count() == 0, "the tick is gone")
 
 
 def test_run_and_its_result_are_in_view_and_what_is_below_stays_in_place(lab):

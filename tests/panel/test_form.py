@@ -1,14 +1,17 @@
 """The form without a browser: what its controls show, and what is asked for through them."""
 
 import re
+from dataclasses import replace
 
 import pytest
 from widgets import below, labelled
 
 import labkit as lab
+from labkit import units
 from labkit.experiments.request import Request
+from labkit.machine import hardware
 from labkit.panel.form import AUTO, Form
-from labkit.records import effective_settings
+from labkit.records import EPOCHS, effective_settings
 from labkit.settings import AS_PUBLISHED, help_texts
 
 
@@ -27,17 +30,49 @@ def form():
 
 
 @pytest.mark.parametrize("name", lab.CATALOG)
-def test_every_setting_that_all_variants_share_has_one_control_with_its_help(name):
+def test_every_setting_has_one_control(name):
     form = Form(Request(experiment=name))
     form.refresh()
     experiment = lab.experiment(name)
-    variants = experiment.settings.values()
+    settings = Request(experiment=name).whole().settings.values()
+    can_add = experiment.kind == EPOCHS and not Request(experiment=name).whole().has_groups
     for setting in effective_settings(experiment.kind):
         controls = [w for w in below(form.box) if getattr(w, "description", "") == setting]
-        is_shared = len({getattr(settings, setting) for settings in variants}) == 1
-        assert len(controls) == is_shared
+        is_shared = len({getattr(each, setting) for each in settings}) == 1
+        assert len(controls) == (is_shared or can_add)
         if is_shared:
             assert help_of(form, setting).endswith(help_texts()[setting].split("'")[-1])
+
+
+def ticks(form):
+    """What stands beside the ticks that are shown."""
+    boxes = [w for w in below(form.box) if type(w).__name__ == "Checkbox"]
+    return [box.description for box in boxes if box.layout.display != "none"]
+
+
+def test_ticks_show_the_values_of_the_one_setting_that_varies():
+    form = Form(Request(experiment="prefetching"))
+    form.refresh()
+    assert ticks(form) == ["none (original)", "prefetch_generator", "data_prefetcher", "both"]
+    values = [units.text_of(n) for n in (hardware.cores(), 0, 2 * hardware.cores())]
+    form = Form(Request(experiment="workers"))
+    form.refresh()
+    assert [text.split()[0] for text in ticks(form)][:3] == values
+    assert ticks(form)[1] == "0 (no workers)"
+
+
+def test_ticks_show_labels_where_several_settings_vary():
+    form = Form(Request(experiment="opencv_vs_pil"))
+    form.refresh()
+    assert ticks(form) == ["pillow", "opencv", "simplejpeg"]
+    assert labelled(form.box, "opencv").tooltip == "decoder=opencv, preprocessor=classification"
+    # What only full mode varies has its field there.
+    form = Form(Request(experiment="pin_memory"))
+    form.refresh()
+    assert labelled(form.box, "preprocessor").layout.display == "none"
+    labelled(form.box, "mode").value = "full"
+    form.refresh()
+    assert labelled(form.box, "preprocessor").layout.display is None
 
 
 def test_a_form_that_is_left_alone_asks_for_nothing(form):
@@ -50,6 +85,7 @@ def test_what_is_changed_and_only_that_is_asked_for(form):
     labelled(form.box, "num_workers").value = "5"
     labelled(form.box, "cache").value = "warm"
     labelled(form.box, "pin_memory").value = False
+    form.refresh()
     labelled(form.box, "both").value = False
     labelled(form.box, "blocks").value = "7"
     asked = form.request()
@@ -62,53 +98,73 @@ def test_what_is_changed_and_only_that_is_asked_for(form):
     assert form.request() == Request(experiment="prefetching")
 
 
-def describe_variant(form, like, setting, value):
-    """Fill in the line that adds a variant, and press its button."""
-    (line,) = [w for w in below(form.box) if "labkit-add" in getattr(w, "_dom_classes", ())]
-    likes, settings, values, button = line.children
-    likes.value, settings.value = like, setting
-    offered = values.options
-    values.value = value
-    button.click()
-    return offered
-
-
-def test_another_variant_with_one_change_can_be_added():
-    form, problems = Form(Request(experiment="workers")), []
-
-    def changed(_):
-        try:
-            form.add()
-        except ValueError as problem:
-            problems.append(str(problem))
-
-    form.observe(changed)
-    describe_variant(form, "no workers", "decoder", "pillow")
-    assert problems == []
-    (own,) = form.request().added
-    assert own == "decoder=pillow,num_workers=0"
-    built = form.refresh().build()
-    assert (built.settings[own].num_workers, built.settings[own].decoder) == (0, "pillow")
-    labelled(form.box, own).value = False
-    assert own not in form.request().build().variants
-    labelled(form.box, own).value = True
-    labelled(form.box, "baseline").value = own
-    assert form.request().build().baseline == own
-    for value, why in (
-        ("pillow", "variant must differ from all others, got decoder=pillow"),
-        ("webp", "decoder must be one of "),
-        ("", "decoder must be one of "),
-    ):
-        describe_variant(form, "no workers", "decoder", value)
-        assert problems.pop().startswith(why)
-    assert form.request().added == (own,)
+def test_a_value_that_is_added_makes_one_like_the_baseline():
+    form = Form(Request(experiment="workers"))
+    form.add()  # nothing is filled in
+    assert form.refresh() == Request(experiment="workers")
+    labelled(form.box, "num_workers").value = "77"
+    form.add()
+    assert form.refresh() == Request(experiment="workers", added=("num_workers=77",))
+    assert ticks(form)[-1] == "77"
+    assert labelled(form.box, "num_workers").value == ""
+    built = form.request().build()
+    base = built.settings[built.baseline]
+    assert built.settings["num_workers=77"] == replace(base, num_workers=77)
+    labelled(form.box, "77").value = False  # it leaves nothing behind
+    assert form.request() == Request(experiment="workers")
+    labelled(form.box, "num_workers").value = "77"
+    form.add()
+    assert form.request().added == ("num_workers=77",)
+    labelled(form.box, "baseline").value = "num_workers=77"
+    assert form.request().build().baseline == "num_workers=77"
     form.reset()
+    assert form.refresh() == Request(experiment="workers")
+
+
+def test_a_value_that_is_there_is_ticked():
+    form = Form(Request(experiment="workers"))
+    form.refresh()
+    labelled(form.box, "0 (no workers)").value = False
+    assert "no workers" not in form.request().variants
+    labelled(form.box, "num_workers").value = "0"
+    form.add()
     assert form.request() == Request(experiment="workers")
 
 
-def test_the_setting_that_varies_is_offered_first_with_its_values():
-    offered = describe_variant(Form(Request(experiment="opencv_vs_pil")), "opencv", "decoder", "")
-    assert {"pillow", "simplejpeg"} <= {*offered}
+def test_several_values_make_one_variant_and_a_setting_that_varied_not_may_be_one_of_them():
+    form = Form(Request(experiment="workers"))
+    labelled(form.box, "num_workers").value = "0"
+    labelled(form.box, "another setting").value = "decoder"
+    assert {"pillow", "simplejpeg"} <= {*labelled(form.box, "=").options}
+    labelled(form.box, "=").value = "pillow"
+    form.add()
+    (own,) = form.refresh().added
+    built = form.request().build()
+    assert (built.settings[own].num_workers, built.settings[own].decoder) == (0, "pillow")
+    assert ticks(form)[-1] == own == "num_workers=0,decoder=pillow"
+    labelled(form.box, "another setting").value = "decoder"
+    labelled(form.box, "=").value = "pillow"
+    form.add()
+    form.refresh()
+    assert ticks(form)[-1] == "decoder=pillow"
+    assert ticks(form)[1] == "0 (no workers)"
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "message"),
+    [
+        ("decoder", "webp", "decoder must be one of "),
+        ("pin_memory", "maybe", "pin_memory must be yes or no, got 'maybe'"),
+    ],
+)
+def test_a_value_that_is_none_is_refused_and_stays_to_be_corrected(setting, value, message):
+    form = Form(Request(experiment="workers"))
+    labelled(form.box, "another setting").value = setting
+    labelled(form.box, "=").value = value
+    with pytest.raises(ValueError, match=re.escape(message)):
+        form.add()
+    assert labelled(form.box, "=").value == value
+    assert form.refresh() == Request(experiment="workers")
 
 
 @pytest.mark.parametrize(
@@ -149,7 +205,6 @@ def test_a_form_keeps_the_protocol_that_it_was_given():
     assert list(form.refresh().build().variants) == [
         "original", "prefetch_generator", "data_prefetcher", "original, again",
     ]  # fmt: skip
-    assert "cache" not in {getattr(w, "description", "") for w in below(form.box)}
 
 
 def test_variants_of_full_mode_are_offered_there_alone():

@@ -1,6 +1,7 @@
 """The panel without a browser: what it shows, and what its buttons do and allow."""
 
 import html
+import json
 import re
 import shlex
 import shutil
@@ -17,6 +18,7 @@ from widgets import below, labelled
 import labkit as lab
 from labkit.experiments.request import Request
 from labkit.panel import job, view
+from labkit.panel.earlier import EarlierRuns
 from labkit.runs.store import write_info
 from tests.processes import PATIENCE_S
 
@@ -42,6 +44,18 @@ def said(box, name):
 
 def press(box, text):
     labelled(box, text).click()
+
+
+def listed(box):
+    """The list of earlier runs."""
+    (found,) = (w for w in below(box) if "labkit-runs" in w._dom_classes)
+    return found
+
+
+def cells(box):
+    """The list's lines, a list of columns each."""
+    lines = (re.split(r"\xa0{2,}", text) for text, _ in listed(box).options)
+    return [[cell.replace("\xa0", " ") for cell in line] for line in lines]
 
 
 def finish():
@@ -99,7 +113,7 @@ def test_run_shows_rows_and_then_the_result_from_disk(panel, small, tmp_path):
     assert "<table" in shown(panel, "result")
     assert can_press(panel) == ["Run", "Reset", "Show", "PNG"]
     (folder,) = lab.list_runs(tmp_path)
-    assert [value for _, value in labelled(panel, "runs").options] == [folder]
+    assert [value for _, value in listed(panel).options] == [folder]
     assert panel.run.folder == folder
 
     # The same without running: what a reopened notebook finds.
@@ -110,6 +124,59 @@ def test_run_shows_rows_and_then_the_result_from_disk(panel, small, tmp_path):
     assert f"saved {folder / 'chart.png'}" in said(again, "exported")
     press(again, "CSV")
     assert 'download="table.csv"' in shown(again, "exported")
+
+
+def test_variants_appear_in_the_chart_as_trials_finish(tmp_path, monkeypatch):
+    monkeypatch.setattr(job, "LEAST_PAUSE_S", 0)
+    monkeypatch.setattr(job, "DRAWING_PAUSES", 0)  # after each trial, however short
+    box = lab.panel("preprocessing", results=tmp_path)
+    folder = tmp_path / "preprocessing" / "20260101T000000Z-aaaa"
+    shutil.copytree(EXAMPLE, folder)
+    info = lab.find_run(folder).info
+    block = (folder / "trials.jsonl").read_text().splitlines(keepends=True)[:4]
+    rows = sorted(block, key=lambda row: json.loads(row)["variant"] != info.baseline)
+    (folder / "trials.jsonl").write_text("")
+    write_info(folder, replace(info, status="running"))
+    (result,) = (w for w in below(box) if "labkit-result" in w._dom_classes)
+    drawn = []
+    result.observe(lambda change: drawn.append(change["new"].partition("<table")[0]), "value")
+
+    def run(cancel, progress):
+        progress.begin(folder)
+        progress.start(total=len(rows), done=0)
+        for row in rows:
+            with (folder / "trials.jsonl").open("a") as file:
+                file.write(row)
+            progress.advance()
+        write_info(folder, replace(info, status="cancelled"))
+        return lab.find_run(folder)
+
+    job.start("preprocessing", run)
+    finish()
+    assert shown(box, "error") == ""
+    assert [chart.count("<img") for chart in drawn[:4]] == [1, 1, 1, 1]
+    # The baseline is there after its second trial, each other variant after its first.
+    assert [chart.count(" yet") for chart in drawn[:4]] == [3, 2, 1, 0]
+
+
+def test_a_value_that_is_filled_in_is_run_too(panel):
+    labelled(panel, "num_workers").value = "0"
+    assert said(panel, "error") == ""
+    labelled(panel, "another setting").value = "num_workers"
+    labelled(panel, "=").value = "many"
+    for button in ("Add", "Run"):
+        press(panel, button)
+        assert said(panel, "error").startswith("num_workers must be a whole number, got 'many'")
+    assert job.current() is None
+    labelled(panel, "another setting").value = "prefetch_factor"
+    labelled(panel, "=").value = "3"
+    press(panel, "Run")
+    finish()
+    assert shown(panel, "error") == ""
+    assert panel.run.info.request["added"] == ["prefetch_factor=3"]
+    assert [row.variant for row in panel.run.summary.rows] == [
+        "opencv", "pillow", "prefetch_factor=3",
+    ]  # fmt: skip
 
 
 def test_a_second_panel_takes_up_the_run_and_may_cancel_it(panel, small, tmp_path):
@@ -171,7 +238,7 @@ def test_several_runs_stand_side_by_side_and_are_exported_as_one_figure(earlier)
     box = lab.panel("preprocessing", results=earlier)
     newest, oldest = lab.list_runs(earlier)[::-1]
     assert said(box, "status").startswith("ready: showing the run of 2026-")
-    labelled(box, "runs").value = (newest, oldest)
+    listed(box).value = (newest, oldest)
     press(box, "Show")
     assert said(box, "status") == "ready: showing 2 runs side by side"
     assert shown(box, "result").count("<img") == 1
@@ -185,17 +252,17 @@ def test_several_runs_stand_side_by_side_and_are_exported_as_one_figure(earlier)
 def test_a_colleagues_run_stands_in_the_list_with_its_machine(earlier, tmp_path):
     lab.open_shared(lab.find_run(EXAMPLE).share(tmp_path / "run.labkit.zip"), earlier)
     box = lab.panel("preprocessing", results=earlier)
-    texts = [text for text, _ in labelled(box, "runs").options]
-    assert len(texts) == 3
-    assert "machine" in texts[-1]
+    lines = cells(box)
+    assert len(lines) == 3
+    assert sum("machine" in line[-1] for line in lines) == 1
 
 
 def test_a_roofline_stands_among_the_runs_of_its_experiment(earlier):
     save_run(earlier, fake_roofline())
     box = lab.panel("preprocessing", roofline=True, results=earlier)
-    texts = [text for text, _ in labelled(box, "runs").options]
-    assert [" roofline " in text for text in texts].count(True) == 1
-    assert len(texts) == 3
+    lines = cells(box)
+    assert ["roofline" in line[-1] for line in lines].count(True) == 1
+    assert len(lines) == 3
     assert f"labkit roofline preprocessing --mode quick --results {earlier}" in said(box, "again")
 
 
@@ -212,10 +279,10 @@ def test_a_killed_run_is_called_stopped_and_a_broken_one_hides_no_other(earlier)
     write_info(newest, replace(lab.find_run(newest).info, status="running"))
     box = lab.panel("preprocessing", results=earlier)
     assert re.fullmatch(r"ready: showing the run of .* UTC, stopped", said(box, "status"))
-    assert " stopped " in labelled(box, "runs").options[0][0]
+    assert cells(box)[0][2] == "stopped"
     (newest / "run.json").write_text('{"mode": 5, "status": null, "created_utc": 1}')
     box = lab.panel("preprocessing", results=earlier)
-    assert [value for _, value in labelled(box, "runs").options] == [oldest]
+    assert [value for _, value in listed(box).options] == [oldest]
 
 
 def test_without_a_name_the_catalog_can_be_chosen_from(earlier):
@@ -259,11 +326,48 @@ def test_hostile_text_stays_text(tmp_path):
     assert {"script", "b"}.isdisjoint(elements)
 
 
-def test_a_line_of_the_list_says_when_how_and_what_stood_in():
-    line = view.run_line(EXAMPLES / "storage")
-    assert line.startswith("2026-11-26 ")
-    assert line.endswith(
-        " UTC · full · finished · simulated · throttled storage · unconfirmed storage · storage"
-    )
-    line = view.run_line(EXAMPLES / "prefetching_as_in_the_document")
-    assert " · as in the document · simulated · throttled storage · " in line
+def test_a_line_of_the_list_says_when_how_and_what_was_fastest(tmp_path):
+    names = ("storage", "preprocessing_full", "prefetching_as_in_the_document")
+    for name in names:
+        shutil.copytree(EXAMPLES / name, tmp_path / "mine" / f"20260101T000000Z-{name}")
+    listed_runs = EarlierRuns("mine", tmp_path)
+    listed_runs.read()
+    lines = {line[-1].split(" · ")[-1]: line for line in cells(listed_runs.box)}
+    date, *others, notes = lines["storage"]
+    assert re.fullmatch(r"2026-11-26 \d\d:\d\d", date)
+    assert others == ["full", "finished", "simulated", "–", "–"]
+    assert notes == "throttled storage · unconfirmed storage · storage"
+    assert lines["preprocessing_full"][4:6] == ["simplified", "0.413"]
+    assert lines["prefetching_as_in_the_document"][-1].startswith("as in the document · ")
+
+
+def test_earlier_runs_are_sorted_and_filtered(tmp_path):
+    kept = {"full": "preprocessing_full", "quick": "preprocessing", "none": "prefetching"}
+    for number, (name, example) in enumerate(kept.items()):
+        folder = tmp_path / "mine" / f"20260101T00000{number}Z-{name}"
+        shutil.copytree(EXAMPLES / example, folder)
+        created = f"2026-01-0{1 + number}T00:00:00Z"
+        write_info(folder, replace(lab.find_run(folder).info, created_utc=created))
+    runs = EarlierRuns("mine", tmp_path)
+    runs.read()
+
+    def names():
+        return [line[-1].split(" · ")[-1] for line in cells(runs.box)]
+
+    assert names() == ["none", "quick", "full"]  # the newest first
+    listed(runs.box).value = (folder,)
+    for order, expected in {
+        "ratio": ["full", "quick", "none"],
+        "mode": ["none", "full", "quick"],
+        "date": ["none", "quick", "full"],
+    }.items():
+        labelled(runs.box, "sort by").value = order
+        assert names() == expected
+        assert runs.chosen == (folder,)
+    labelled(runs.box, "filter").value = "SIMPLIFIED 0.4"
+    assert names() == ["quick", "full"]
+    labelled(runs.box, "filter").value = "simplified full"
+    assert names() == ["full"]
+    assert runs.chosen == ()
+    labelled(runs.box, "filter").value = ""
+    assert names() == ["none", "quick", "full"]
