@@ -24,11 +24,12 @@ from multiprocessing.context import BaseContext
 from multiprocessing.util import Finalize
 from typing import TYPE_CHECKING, Any, TypeGuard
 
+from labkit.diagnosis.facts import DEFAULT_PREFETCH_FACTOR
+
 if TYPE_CHECKING:
     import torch
     from torch.utils.data import DataLoader
 
-DEFAULT_PREFETCH_FACTOR = 2  # torch's own, where there are workers
 STALL_S = 30.0  # a loader, worker or step that gives nothing for so long has stalled
 LAST = -1000  # priority of a finalizer: below those of multiprocessing's queues, -5
 FIRST = 4  # times as long may the first batch or step take: workers start, libraries compile

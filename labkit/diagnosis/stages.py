@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import islice, pairwise
 from multiprocessing.reduction import ForkingPickler
@@ -22,6 +22,7 @@ from statistics import fmean, median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from labkit.diagnosis import tracer
+from labkit.diagnosis.facts import Stage, Stages
 from labkit.diagnosis.loaders import copied, epochs, is_data_loader
 from labkit.diagnosis.tracer import Totals, Tracer
 from labkit.machine import procfs
@@ -29,47 +30,7 @@ from labkit.machine import procfs
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
-COLLATE, SERIALIZATION, SAMPLER = "collate", "serialization", "sampler"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Stage:
-    """One stage of making and sending a batch, in seconds per batch in one worker."""
-
-    name: str
-    """The function that took most of its time; "collate" has none."""
-    kind: str
-    """read, decode, transform or collate."""
-    wall_s: float
-    cpu_s: float
-    """CPU seconds of all threads of the process."""
-    reader: str = ""
-    """Transform that a read is part of; "" if there is none."""
-
-    @property
-    def wait_s(self) -> float:
-        """Wall seconds in which no thread of the process computed."""
-        return max(0.0, self.wall_s - self.cpu_s)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Stages:
-    """Measurements of `probe_stages`."""
-
-    stages: tuple[Stage, ...] = ()
-    """Most time first; empty where no batch came."""
-    slowest: float = 1.0
-    """The slowest batch's seconds ÷ the mean."""
-    fastest: float = 1.0
-    """The fastest batch's seconds ÷ the mean."""
-    threads: float = 1.0
-    """That a worker keeps busy, or that OpenCV would start in it."""
-    pickle_s: float = 0.0
-    """CPU of the worker to send a batch, with the copy to shared memory; 0 without workers."""
-    sampler_s: float = 0.0
-    """Seconds of the main process to draw the samples of a batch."""
-    error: Exception | None = None
-    """Error that ended the probe early; earlier measurements are kept."""
+COLLATE = "collate"
 
 
 def probe_stages(loader: Iterable, *, seconds: float) -> Stages:

@@ -19,14 +19,16 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 import labkit as lab
+from labkit.diagnosis import bounds, loaders, measure, remedies
 from labkit.diagnosis import diagnose as module
-from labkit.diagnosis import loaders, measure, predict, remedies
+from labkit.diagnosis.bounds import bounds_of
 from labkit.diagnosis.devices import find_device
 from labkit.diagnosis.diagnose import conclude
+from labkit.diagnosis.facts import Batch, Facts, Stages
 from labkit.diagnosis.measure import Loop
-from labkit.diagnosis.predict import Measured
-from labkit.diagnosis.stages import Stages
+from labkit.diagnosis.remedies import propose
 from labkit.diagnosis.thresholds import BLOCKING_SYNCS_PER_STEP
+from labkit.diagnosis.verify import Trials
 from labkit.machine import shared_memory
 from labkit.machine.clock import SystemClock
 from labkit.machine.usage import own_cpu_s
@@ -130,7 +132,7 @@ def test_it_says_so_on_one_screen(without_workers):
 def test_the_rest_stands_in_details_and_tables(without_workers):
     assert "give files for that" in without_workers.details()
     assert list(without_workers.table().columns) == ["step_s", "epoch_s", "cpu_s"]
-    rows = without_workers.measured.rows
+    rows = without_workers.bounds.rows
     assert "waiting" in {row.kind for row in rows}
     assert sum(row.share for row in rows) == pytest.approx(1, abs=0.05)
 
@@ -187,7 +189,7 @@ def test_a_subclass_with_an_iterator_of_its_own_is_tried_with_workers(kind):
     found = diagnose(kind(Waiting(cpu_s=0.03), batch_size=2), step, device=step.device)
     assert (found.broken, found.bottleneck) == ("", "workers")
     assert found.remedies[0].measured < 0.9
-    assert "waiting" in {row.kind for row in found.measured.rows}
+    assert "waiting" in {row.kind for row in found.bounds.rows}
 
 
 @pytest.mark.alone
@@ -210,7 +212,8 @@ def test_a_generator_that_delays_the_step_is_the_bottleneck():
     assert (found.verdict, found.bottleneck) == ("highly input-bound", "waiting")
     assert re.search(r"1\. wait less: [\d.e+]+× as fast \[.*\] \(expected\), ", str(found))
     assert "not a torch DataLoader" in found.details()
-    unseen = conclude(replace(found.measured, probe=Stages()))
+    facts = replace(found.facts, probe=Stages())
+    unseen = conclude(facts, bounds_of(facts), Trials(propose(bounds_of(facts))))
     assert unseen.bottleneck == "not explained"
     assert "Not explained: 100 % of a batch's time." in str(unseen)
     assert "Nothing to gain" not in str(unseen)
@@ -231,7 +234,7 @@ class Locked(Slow):
 @pytest.mark.alone
 def test_workers_that_wait_for_each_other_are_told_from_busy_ones(monkeypatch):
     # Whatever other programs use the cores for.
-    monkeypatch.setattr(predict, "IDLE_CORES_SHARE", -1.0)
+    monkeypatch.setattr(bounds, "IDLE_CORES_SHARE", -1.0)
     step = Simulated(ms=1)
     found = diagnose(DataLoader(Locked(), batch_size=4, num_workers=2), step, device=step.device)
     assert found.bottleneck == "workers wait for each other"
@@ -250,7 +253,7 @@ class Late(Waiting):
 @pytest.mark.alone
 def test_workers_that_wait_for_a_late_batch_need_more_ahead(monkeypatch):
     # Whatever other programs use the cores for.
-    monkeypatch.setattr(predict, "IDLE_CORES_SHARE", -1.0)
+    monkeypatch.setattr(bounds, "IDLE_CORES_SHARE", -1.0)
     step = Simulated(ms=5)
     loader = DataLoader(Late(240, cpu_s=0.001), batch_size=2, num_workers=2, prefetch_factor=1)
     # Long enough to look at some late batches in a worker.
@@ -308,7 +311,7 @@ class Constant(IterableDataset):
 
 def test_equal_samples_are_not_taken_for_duplicates():
     found = diagnose(DataLoader(Constant(), batch_size=4, num_workers=2), lambda batch: None)
-    assert found.broken == "" and not found.measured.duplicated
+    assert found.broken == "" and not found.facts.duplicated
 
 
 def test_a_model_that_is_given_learns_nothing_and_is_tried_in_other_forms(monkeypatch):
@@ -647,8 +650,11 @@ def test_what_waits_for_a_gpu_is_counted_and_what_ran_on_it_is_timed(read):
 def test_a_stall_for_want_of_shared_memory_is_told_from_others(monkeypatch, total, free, said):
     room = shutil._ntuple_diskusage(total, total - free, free)
     monkeypatch.setattr(shared_memory, "usage", lambda: room)
-    loop = Loop(DataLoader(Slow(), num_workers=2), print)
-    loop.sizes = {"float32": 10_000_000}
-    found = conclude(Measured(loop=loop, broken="waited 30 s for loader to yield a batch"))
+    facts = Facts(
+        arguments={"batch_size": 1, "num_workers": 2},
+        batch=Batch(bytes_by_dtype={"float32": 10_000_000}),
+        broken="waited 30 s for loader to yield a batch",
+    )
+    found = conclude(facts, None, Trials(()))
     assert found.bottleneck == said
     assert ("docker run --shm-size=2g" in str(found)) == bool(said)

@@ -39,7 +39,7 @@ def test_a_step_on_mps_is_timed_until_its_work_is_done(queued, monkeypatch):
             torch.mps.synchronize()
 
     found = lab.diagnose(loader, step, budget_s=1.0, progress=False)
-    assert found.measured.loop.device.label == "mps"
+    assert found.facts.device == "mps"
     step_s, *_ = found.arms()["computing alone (batches are kept)"]
     assert step_s >= STEP_S
 
