@@ -60,7 +60,7 @@ def probe_stages(loader: Iterable, *, seconds: float) -> Stages:
         else:
             recorder = Recorder()
             begin = partial(_made_here, loader, recorder)
-        stages = _summarize(*_take(begin, recorder, seconds))
+        stages = stages_of(*_take(begin, recorder, seconds))
     return replace(stages, sampler_s=_sampler_s(loader)) if is_data_loader(loader) else stages
 
 
@@ -183,7 +183,13 @@ class Recorder:
 # --- from batches to stages -------------------------------------------------------------------
 
 
-def _summarize(taken: Sequence[Made], error: Exception | None) -> Stages:
+def stages_of(taken: Sequence[Made], error: Exception | None) -> Stages:
+    """Return the mean of batches, stage by stage.
+
+    Args:
+        taken: in the order in which they were made.
+        error: what ended the probe early.
+    """
     if not taken:
         return Stages(error=error)
     # The first batch of a worker opens files and imports modules; it counts only if it is alone.
