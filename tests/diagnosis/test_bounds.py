@@ -121,6 +121,8 @@ def test_idle_cores_tell_workers_that_wait_for_each_other_from_those_that_wait_f
     counted = rows(facts(alone_as={"queued_s": 0.1}))
     assert counted["waiting for a core"] == pytest.approx(0.1)
     assert counted["workers wait for each other"] == pytest.approx(0.048)
+    counted = rows(facts(alone_as={"queued_s": 0.1, "idle": less}))
+    assert counted["not explained"] == pytest.approx(0.048)
 
 
 @pytest.mark.parametrize(("more", "name"), [(1.02, "workers wait for each other"),
@@ -236,6 +238,7 @@ def test_time_in_which_others_had_the_cores_is_no_part_of_a_stage():
 
 def test_the_slowest_and_the_fastest_batch_are_told_from_the_mean():
     taken = [made(0, 9.0), *(made(n, 0.1, at_s=s) for n, s in ((1, 0.1), (2, 0.2), (3, 0.8)))]
-    found = stages_of(taken, None)
+    # The next epoch's first batch comes from a worker that has just started.
+    found = stages_of([*taken, made(0, 9.0, at_s=5.0)], None)
     mean_s = 0.8 / 3
     assert (found.slowest, found.fastest) == pytest.approx((0.6 / mean_s, 0.1 / mean_s))
