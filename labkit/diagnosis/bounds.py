@@ -25,13 +25,16 @@ from typing import Any, NamedTuple
 from labkit.analysis.statistics import ratio_interval
 from labkit.diagnosis.facts import Facts, Stage
 from labkit.diagnosis.thresholds import (
+    ADDED_READS_SHARE,
     BLOCKING_SYNCS_PER_STEP,
     CONTENTION_SHARE,
     IDLE_CORES_SHARE,
     LEAST_CPU_RATIO,
+    LEAST_FETCHED_BYTES,
     MAIN_PROCESS_BUSY_SHARE,
     MANY_OBJECTS_PER_BATCH,
     OVERLAP_RATIO,
+    PINNING_BUSY_SHARE,
     SMALL_BATCH_BYTES,
     SMALL_WORK_RATIO,
 )  # fmt: skip
@@ -64,13 +67,15 @@ class Demand:
     """From the start of an epoch to its steady state, divided among its steps."""
     fetch_s: float
     """What files that are not in memory take longer."""
+    pinning_s: float = 0.0
+    """CPU of the thread of the main process that copies a batch into pinned memory."""
 
     def busy_s(self) -> list[float]:
-        """Return how long a step occupies main process, device, workers and cores, and takes."""
+        """Return how long a step occupies each resource, and takes."""
         main_s = self.host_s + (self.take_s if self.workers else self.wall_s)
         workers_s = self.wall_s / self.workers + self.hindered_s if self.workers else 0.0
-        cores_s = (self.cpu_s + self.take_s + self.host_cpu_s) / self.cores
-        return [main_s, self.device_s, workers_s, cores_s, self.step_s]
+        cores_s = (self.cpu_s + self.take_s + self.pinning_s + self.host_cpu_s) / self.cores
+        return [main_s, self.device_s, workers_s, cores_s, self.step_s, self.pinning_s]
 
     def least_s(self) -> float:
         """Return the seconds below which no step can be."""
@@ -131,6 +136,20 @@ class Bounds:
     def slowest_s(self) -> float:
         """Return the seconds in which a worker makes the slowest batch."""
         return self.facts.probe.slowest * self.now.wall_s
+
+    @property
+    def fetched_per_s(self) -> tuple[float, float] | None:
+        """Return the bytes per second that one worker, and all together, read from storage.
+
+        Returns:
+            None where not known, or where samples come from memory.
+        """
+        one = self.facts.probe.fetched_per_s
+        batch_bytes = _mean_known(stretch.fetched_bytes for stretch in self.facts.of("alone"))
+        least_bytes = LEAST_FETCHED_BYTES * max(self.facts.batch.samples, 1)
+        if not one or batch_bytes is None or batch_bytes < least_bytes:
+            return None
+        return one, batch_bytes / self.alone_s
 
     def kind_s(self, kind: str) -> float:
         """Return the seconds of a step in which the host does some kind of work."""
@@ -215,6 +234,7 @@ UNEXPLAINED, EACH_OTHER, JITTER, NO_CORE, OVERHEAD, BYTES, SERIALIZATION, SAMPLE
     "not explained", "workers wait for each other", "jitter", "waiting for a core",
     "per-batch overhead", "bytes", "serialization", "sampler",
 )  # fmt: skip
+SHARED_STORAGE, PINNING = "shared storage", "pinning"
 
 
 def bounds_of(facts: Facts) -> Bounds | None:
@@ -247,13 +267,15 @@ def bounds_of(facts: Facts) -> Bounds | None:
     workers = facts.workers if facts.is_data_loader else int(both_s < OVERLAP_RATIO * sum_s)
     stages, wall_s, cpu_s = _stages(facts, alone_s, workers)
     first_s = fmean(stretch.startup_s for stretch in warm)
+    pinning_s = min(_mean_known(stretch.pinning_s for stretch in alone) or 0.0, alone_s)
+    own_cpu_s = fmean(s.own_cpu_s for s in alone)
     now = Demand(
         workers=workers,
         cores=facts.cores,
         cpu_s=cpu_s,
         wall_s=wall_s,
         hindered_s=0.0,
-        take_s=min(fmean(s.own_cpu_s for s in alone), alone_s) if workers else 0.0,
+        take_s=min(max(own_cpu_s - pinning_s, 0.0), alone_s) if workers else 0.0,
         step_s=resident_s,
         host_s=host_s,
         host_cpu_s=min(fmean(s.cpu_s for s in resident), facts.cores * resident_s),
@@ -264,6 +286,7 @@ def bounds_of(facts: Facts) -> Bounds | None:
         if workers and facts.is_data_loader and facts.length
         else 0.0,
         fetch_s=fetch_s,
+        pinning_s=pinning_s,
     )
     if workers:
         loading = replace(now, step_s=0.0, host_s=0.0, host_cpu_s=0.0, device_s=0.0,
@@ -282,6 +305,11 @@ def bounds_of(facts: Facts) -> Bounds | None:
         copy=copy,
     )
     return replace(bounds, rows=_rows(bounds))
+
+
+def _mean_known(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
 
 
 def _device(facts: Facts) -> tuple[float, float]:
@@ -332,6 +360,17 @@ def _stages(facts: Facts, alone_s: float, workers: int) -> tuple[tuple[Stage, ..
     return seen, wall_s, cpu_s
 
 
+def _is_storage_saturated(bounds: Bounds) -> bool:
+    """Return whether several workers get hardly more bytes per second from storage than one."""
+    if bounds.fetched_per_s is None:
+        return False
+    waits_s = sum(stage.wait_s for stage in bounds.stages)
+    reads_s = sum(stage.wait_s for stage in bounds.stages if stage.kind == "read")
+    one, together = bounds.fetched_per_s
+    added = (together - one) / (one * (bounds.now.workers - 1))
+    return reads_s > 0.5 * waits_s and added < ADDED_READS_SHARE
+
+
 def _rows(bounds: Bounds) -> tuple[Row, ...]:
     """Return everything in a batch's time in a worker that has a name, and the rest as a row.
 
@@ -356,11 +395,14 @@ def _rows(bounds: Bounds) -> tuple[Row, ...]:
         parts.append(("sending", sent, sent_s))
     known_s = sum(seconds for _, _, seconds in parts)
     rest_s = max(total_s - known_s, 0.0)
-    queued = [stretch.queued_s for stretch in alone if stretch.queued_s is not None]
+    queued_s = _mean_known(stretch.queued_s for stretch in alone)
     idle = fmean(stretch.idle for stretch in alone) > IDLE_CORES_SHARE
-    queued_s = min(fmean(queued) if queued else rest_s * (not idle), rest_s)
+    queued_s = min(rest_s * (not idle) if queued_s is None else queued_s, rest_s)
     parts.append((NO_CORE, NO_CORE, queued_s))
     rest_s -= queued_s
+    if now.pinning_s > PINNING_BUSY_SHARE * bounds.alone_s:
+        parts.append(("waiting for the thread that pins batches", PINNING, rest_s))
+        rest_s = 0.0
     if facts.is_data_loader:
         made_s = sum(stage.wall_s for stage in bounds.stages)
         empty_s = facts.empty_s * max(now.workers, 1)
@@ -373,11 +415,14 @@ def _rows(bounds: Bounds) -> tuple[Row, ...]:
             draws = facts.probe.sampler_s > 0.5 * now.take_s
             parts.append(("waiting for the main process", SAMPLER if draws else sent, rest_s))
             rest_s = 0.0
-        elif now.workers > 1 and idle and rest_s > CONTENTION_SHARE * total_s:
+        elif now.workers > 1 and rest_s > CONTENTION_SHARE * total_s:
             # Batches come in order: the others wait for a late one, once their queues are full.
-            lasts_s = facts.ahead * now.workers * bounds.pace_s
-            late = ("waiting for a late batch", JITTER)
-            why = late if bounds.slowest_s > lasts_s else (EACH_OTHER, EACH_OTHER)
+            is_late = bounds.slowest_s > facts.ahead * now.workers * bounds.pace_s
+            why = (EACH_OTHER, EACH_OTHER) if idle else (UNEXPLAINED, UNEXPLAINED)
+            if is_late and idle:
+                why = ("waiting for a late batch", JITTER)
+            elif not is_late and _is_storage_saturated(bounds):
+                why = ("waiting for shared storage", SHARED_STORAGE)
             parts.append((*why, rest_s))
             rest_s = 0.0
     parts.append((UNEXPLAINED, UNEXPLAINED, rest_s))

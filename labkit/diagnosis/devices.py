@@ -3,7 +3,7 @@
     Host       the step computes on the CPU; there is nothing to wait for
     Simulated   put, compute and synchronize of a simulated GPU, timed while it is observed
     Cuda       torch's profiler
-    Mps        Apple's GPU; only waiting until it is done
+    OtherGpu   Apple's (mps) or Intel's (xpu); only waiting until it is done
 
 A step that returns early has only queued its work.
 """
@@ -20,7 +20,7 @@ from typing import Any
 
 from labkit.diagnosis.facts import Readings
 from labkit.diagnosis.loaders import leaves, map_batch, move_batch
-from labkit.machine.gpu import index_in_use, is_mps_in_use
+from labkit.machine.gpu import index_in_use, other_gpu_in_use
 from labkit.parts.devices import SimulatedGpu
 
 # Functions of CUDA that return when the device is done; copies to pinned memory return at once.
@@ -178,17 +178,23 @@ class Cuda(Host):
         return readings.per_step(steps)
 
 
-class Mps(Host):
-    """Apple's GPU, which shares the host's memory: a copy is a part of the step."""
+class OtherGpu(Host):
+    """Apple's or Intel's GPU: a copy is a part of the step.
 
-    label = "mps"
+    Args:
+        label: "mps" or "xpu", as torch names it.
+    """
+
     has_queue = True
+
+    def __init__(self, label: str) -> None:
+        self.label = label
 
     def synchronize(self) -> None:
         """Wait for the device."""
         import torch
 
-        torch.mps.synchronize()
+        getattr(torch, self.label).synchronize()
 
 
 def _pin(leaf: Any) -> object:
@@ -210,4 +216,5 @@ def find_device(device: SimulatedGpu | None) -> Host:
     index = index_in_use()
     if index is not None:
         return Cuda(index)
-    return Mps() if is_mps_in_use() else Host()
+    other = other_gpu_in_use()
+    return OtherGpu(other) if other else Host()

@@ -59,6 +59,11 @@ class Stretch:
     where not known."""
     idle: float
     """Share of the machine's cores that nothing ran on."""
+    pinning_s: float | None = None
+    """CPU seconds per step of the thread that copies batches into pinned memory; None where there
+    is none, or not the same one all the time."""
+    fetched_bytes: float | None = None
+    """Read from disks and network file systems per step, not from memory; None where not known."""
     readings: Readings
     """Readings of the device, per step."""
 
@@ -97,6 +102,8 @@ class Stages:
     """That a worker keeps busy, or that OpenCV would start in it."""
     pickle_s: float = 0.0
     """CPU of the worker to send a batch, with the copy to shared memory; 0 without workers."""
+    fetched_per_s: float | None = None
+    """Bytes per second from disks and network file systems; None where not known."""
     sampler_s: float = 0.0
     """Seconds of the main process to draw the samples of a batch."""
     error: Exception | None = None

@@ -14,6 +14,7 @@ import os
 import random
 import reprlib
 import sys
+import threading
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -201,6 +202,15 @@ def copied(
         finally:
             end_workers(twin)
             vars(twin).update(_iterator=None, iterator=None)
+
+
+def pinning_threads(loader: object) -> list[threading.Thread]:
+    """Return the threads that copy batches of a copy made by `copied` into pinned memory."""
+    threads = (
+        getattr(iterator, "_pin_memory_thread", None)
+        for iterator in list(getattr(loader, "_iterators", ()))
+    )
+    return [thread for thread in threads if thread is not None and thread.is_alive()]
 
 
 def have_filled_queues() -> bool:

@@ -37,7 +37,7 @@ from labkit.diagnosis.devices import Cuda, Host, find_device
 from labkit.diagnosis.facts import Batch, Copies, Facts, Stretch
 from labkit.diagnosis.profile import NO_DATALOADER, kinds_of
 from labkit.machine import hardware, procfs
-from labkit.machine.usage import cores_s, own_cpu_s
+from labkit.machine.usage import cores_s, own_cpu_s, tree_read_bytes
 from labkit.parts.decoding import DECODERS
 from labkit.parts.devices import SimulatedGpu
 from labkit.parts.storage import cache_state
@@ -190,6 +190,12 @@ class Loop:
         rounds_s[0][0][skipped - 1 : skipped] = [begun_s]
         if not epochs_s:
             rounds_s[-1][0][-1] = ended_s
+        pinning_s, fetched_bytes = None, None
+        if first.pinning_s and last.pinning_s.keys() == first.pinning_s.keys():
+            pinning_s = sum(last.pinning_s.values()) - sum(first.pinning_s.values())
+        if first.fetched_bytes is not None and last.fetched_bytes is not None:
+            # A worker that ended meanwhile may not be counted.
+            fetched_bytes = max(last.fetched_bytes - first.fetched_bytes, 0)
         steps_per_s, _ = steady_rate(rounds_s, skipped)
         step_s = (ended_s - begun_s - apart_s) / steps
         # In whole epochs a device that queues work hides when a round of steps was over.
@@ -214,6 +220,8 @@ class Loop:
             queued_s=queued_s / steps if last.queued_s.keys() == first.queued_s.keys() else None,
             idle=1 - (last.busy_cores_s - first.busy_cores_s) / (last.cores_s - first.cores_s or 1),
             readings=readings,
+            pinning_s=None if pinning_s is None else pinning_s / steps,
+            fetched_bytes=None if fetched_bytes is None else fetched_bytes / steps,
         )
 
 
@@ -242,6 +250,9 @@ class _Usage(NamedTuple):
     """Seconds in which this thread waited for a core."""
     queued_s: dict[int, float]
     """Seconds in which each descendant's first thread, or else this thread, waited for a core."""
+    pinning_s: dict[int, float]
+    """CPU seconds of each thread that pins batches."""
+    fetched_bytes: int | None
     busy_cores_s: float
     cores_s: float
 
@@ -252,9 +263,14 @@ def _usage(loader: Iterable) -> _Usage:
     queued = {} if alone else {pid: queued_s for pid, (_, queued_s) in _scheduled().items()}
     _, own_queued_s = procfs.scheduled_s()
     queued = queued or {0: own_queued_s}
+    pinning = {
+        thread.native_id: procfs.scheduled_s(f"self/task/{thread.native_id}")[0]
+        for thread in loaders.pinning_threads(loader)
+    }
     return _Usage(
-        own_cpu_s(), time.process_time(), own_queued_s, queued, *map(sum, zip(*cores_s().values()))
-    )
+        own_cpu_s(), time.process_time(), own_queued_s, queued, pinning, tree_read_bytes(),
+        *map(sum, zip(*cores_s().values())),
+    )  # fmt: skip
 
 
 def _scheduled() -> dict[int, tuple[float, float]]:

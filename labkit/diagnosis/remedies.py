@@ -20,7 +20,9 @@ from labkit.diagnosis.bounds import (
     EACH_OTHER,
     JITTER,
     OVERHEAD,
+    PINNING,
     SAMPLER,
+    SHARED_STORAGE,
     UNEXPLAINED,
     Bounds,
 )  # fmt: skip
@@ -247,6 +249,7 @@ def _fewer_bytes(m: Bounds, dtype: str) -> dict[str, Any]:
     return {
         **m.without([*_computing(m), *_of(m, "read"), sent], kept),
         "take_s": m.now.take_s * kept,
+        "pinning_s": m.now.pinning_s * kept,
         "step_s": max(m.now.step_s - copied_s, device_s),
         "host_s": m.now.host_s - (copied_s if m.copy.blocks else 0.0),
         "device_s": device_s,
@@ -303,6 +306,20 @@ def _why_pinned(m: Bounds, _: object) -> str:
         f"{units.seconds(m.copy.s)}, in which the host waits; "
         f"from pinned memory {units.seconds(m.facts.copies.pinned_s)}"
     )
+
+
+def _why_pinning(m: Bounds, _: object) -> str:
+    return (
+        f"a single thread copies every batch of {units.count_bytes(m.facts.batch.total_bytes)} "
+        f"into pinned memory; that takes it {units.seconds(m.now.pinning_s)} of the "
+        f"{units.seconds(m.alone_s)} in which the loader delivers a batch"
+    )
+
+
+def _why_shared_storage(m: Bounds, _: object) -> str:
+    assert m.fetched_per_s is not None  # the row that the line applies to depends on it
+    one, together = (f"{units.count_bytes(rate)}/s" for rate in m.fetched_per_s)
+    return f"{m.now.workers} workers together read {together} from storage, and one alone {one}"
 
 
 def _unsynchronized(m: Bounds, _: object) -> dict[str, Any]:
@@ -367,11 +384,20 @@ REMEDIES = (
          f"{units.seconds(sum(s.wall_s for s in m.stages))}",
          "", lambda m, _: {"num_workers": 0}),
     Line("more workers", "workers", _more_workers,
-         lambda m, n: {"workers": n}, _why_workers, "", lambda m, n: {"num_workers": n}),
+         # Where storage is saturated, only a trial can tell.
+         lambda m, n: None if m.share_of(SHARED_STORAGE) else {"workers": n},
+         _why_workers, "", lambda m, n: {"num_workers": n}),
     Line("fewer workers", "workers", _fewer_workers, only_tried,
          lambda m, n: f"{m.now.workers} workers make a batch in {units.seconds(m.alone_s)}, which "
          f"one of them makes in {units.seconds(m.now.wall_s)} by itself",
          "", lambda m, n: {"num_workers": n}),
+    Line("no pinning", PINNING,
+         lambda m: _given(m.share_of(PINNING) > 0), only_tried, _why_pinning,
+         "", lambda m, _: {"pin_memory": False}),
+    Line("pin less", PINNING,
+         lambda m: _given(m.share_of(PINNING) > 0),
+         lambda m, _: {"pinning_s": 0.0}, _why_pinning,
+         "batches of few, large tensors in a small dtype such as uint8", easy=False),
     Line("pin memory", "transfer",
          lambda m: _given(m.copy.blocks),
          _pinned, _why_pinned,
@@ -496,7 +522,14 @@ REMEDIES = (
          lambda m, some: m.without(some), _took,
          lambda m, some: f"{_instead_of(some[0])}; it computes, so a faster disk does not help",
          easy=False),
-    Line("faster reads", "storage", lambda m: [_waiting_reads(m)],
+    Line("faster shared storage", SHARED_STORAGE,
+         lambda m: [_waiting_reads(m)] if m.share_of(SHARED_STORAGE) else [],
+         lambda m, some: m.without(some) | {"hindered_s": 0.0},
+         _why_shared_storage,
+         "copy the files to a local disk first, or store less to read: smaller images, or many "
+         "in one file; more workers read no faster", easy=False),
+    Line("faster reads", "storage",
+         lambda m: [] if m.share_of(SHARED_STORAGE) else [_waiting_reads(m)],
          lambda m, some: m.without(some), _took,
          "copy the files to an SSD or tmpfs, or pack them into one file that is read in order",
          easy=False),
@@ -612,7 +645,8 @@ def _first(m: Bounds, gains: Sequence[Remedy]) -> Remedy | None:
     if unknown:
         return None
     # What they wait for is the other workers, whatever function does the waiting.
-    return next((one for one in gains if one.bottleneck == EACH_OTHER), None) or _best(gains)
+    shared = (EACH_OTHER, SHARED_STORAGE)
+    return next((one for one in gains if one.bottleneck in shared), None) or _best(gains)
 
 
 def _best(some: Sequence[Remedy]) -> Remedy:

@@ -18,6 +18,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import islice, pairwise
 from multiprocessing.reduction import ForkingPickler
+from operator import truediv
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -133,6 +134,8 @@ class Made(NamedTuple):
     """The batch as workers send it, which costs less to send than the batch."""
     pickle_s: float = 0.0
     """CPU for packing the parcel."""
+    fetched_bytes: int | None = None
+    """That the process has read until then from disks and network file systems."""
 
 
 class Recorder:
@@ -171,7 +174,9 @@ class Recorder:
     def finish(self, batch: object) -> Made:
         """Return what a batch took that was made just now."""
         _, queued_s = procfs.scheduled_s()
-        made = Made(self._number, self._tracer.take(), time.perf_counter(), queued_s)
+        fetched_bytes = procfs.counters("/proc/self/io").get("read_bytes")
+        totals, at_s = self._tracer.take(), time.perf_counter()
+        made = Made(self._number, totals, at_s, queued_s, fetched_bytes=fetched_bytes)
         self._number += 1
         if not self.sends:
             return made
@@ -199,6 +204,11 @@ def stages_of(taken: Sequence[Made], error: Exception | None) -> Stages:
     _, thread_s, process_s = map(sum, zip(*counted)) if counted else (0.0, 0.0, 0.0)
     queued_s = sum(b.queued_s - a.queued_s for a, b in pairs)
     usual = sys.modules["cv2"].getNumThreads() if "cv2" in sys.modules else 1
+    fetches = [
+        (b.fetched_bytes - a.fetched_bytes, b.at_s - a.at_s)
+        for a, b in pairs
+        if a.fetched_bytes is not None and b.fetched_bytes is not None
+    ]
     took_s = [b.at_s - a.at_s - a.pickle_s for a, b in pairs] or [1.0]
     return Stages(
         stages=_stages(made, queued_s / (thread_s or 1.0)),
@@ -208,6 +218,7 @@ def stages_of(taken: Sequence[Made], error: Exception | None) -> Stages:
         pickle_s=median(
             one.pickle_s for one in taken
         ),  # one that was scheduled late does not count
+        fetched_per_s=truediv(*map(sum, zip(*fetches))) if fetches else None,
         error=error,
     )
 

@@ -147,6 +147,70 @@ def test_a_busy_main_process_keeps_workers_waiting():
     assert rows(busy)["waiting for the main process"] == pytest.approx(0.148)
 
 
+READS = Stage(name="open", kind="read", wall_s=0.05, cpu_s=0.01)
+
+
+@pytest.mark.parametrize("idle", [0.0, 0.9])
+@pytest.mark.parametrize(
+    ("fetched_bytes", "one_per_s", "stage", "is_saturated"),
+    [
+        # One worker reads 10 MB/s, and two of them 10, 14, or 16 together.
+        (1_000_000, 10e6, READS, True),
+        (1_400_000, 10e6, READS, True),
+        (1_600_000, 10e6, READS, False),
+        (1_000_000, 10e6, WORK, False),  # waits for nothing that reads
+        (8 * 2000, 160e3, READS, False),  # most samples come from memory
+        (8 * 2100, 168e3, READS, True),
+        (None, 10e6, READS, False),
+        (1_000_000, None, READS, False),
+        (0, 0.0, READS, False),
+    ],
+)
+def test_storage_is_saturated_where_more_workers_read_no_more(
+    fetched_bytes, one_per_s, stage, is_saturated, idle
+):
+    # The kernel counted that hardly any worker waited for a core.
+    alone_as = {"fetched_bytes": fetched_bytes, "queued_s": 0.001, "idle": idle, "cpu_s": 0.01}
+    waits = Stage(name="lock", kind="transform", wall_s=0.01, cpu_s=0.0)
+    probe = Stages(stages=(stage, waits), fetched_per_s=one_per_s)
+    measured = facts(alone_as=alone_as, probe=probe)
+    assert ("waiting for shared storage" in rows(measured)) == is_saturated
+    assert (bottleneck(measured) == "shared storage") == is_saturated
+
+
+def test_what_saturated_storage_costs_is_told_in_bytes_per_second():
+    alone_as = {"fetched_bytes": 1_000_000, "cpu_s": 0.01}
+    measured = facts(alone_as=alone_as, probe=Stages(stages=(READS,), fetched_per_s=9e6))
+    remedies = {remedy.name: remedy for remedy in propose(bounds_of(measured))}
+    shared = remedies["faster shared storage"]
+    assert shared.reason == "2 workers together read 10 MB/s from storage, and one alone 9.0 MB/s"
+    assert shared.expected == pytest.approx(0.1)  # the device's 10 ms
+    assert not {"share no lock", "faster reads"} & remedies.keys()
+    assert remedies["more workers"].expected is None
+
+
+@pytest.mark.parametrize(
+    ("pinning_s", "is_saturated"), [(0.09, True), (0.07, False), (None, False)]
+)
+def test_a_thread_that_pins_all_the_time_keeps_workers_waiting(pinning_s, is_saturated):
+    busy = {"cpu_s": 0.15, "own_cpu_s": 0.1, "pinning_s": pinning_s}
+    arguments = {"batch_size": 8, "num_workers": 2, "pin_memory": True}
+    measured = facts(alone_as=busy, arguments=arguments)
+    assert ("waiting for the thread that pins batches" in rows(measured)) == is_saturated
+    assert (bottleneck(measured) == "pinning") == is_saturated
+    remedies = {remedy.name: remedy for remedy in propose(bounds_of(measured))}
+    assert {"no pinning", "pin less"} <= remedies.keys() or not is_saturated
+    if is_saturated:
+        assert remedies["pin less"].reason == (
+            "a single thread copies every batch of 8.0 MB into pinned memory; that takes it "
+            "90.0 ms of the 100 ms in which the loader delivers a batch"
+        )
+        assert remedies["no pinning"].arguments == {"pin_memory": False}
+        # Its work is apart from the training thread's, so that neither waits for the other.
+        assert bounds_of(measured).now.take_s == pytest.approx(0.01)
+        assert bounds_of(measured).now.hindered_s == pytest.approx(0.1 - 0.09)
+
+
 def test_all_of_a_batch_s_time_has_a_row():
     probe = Stages(stages=(
         Stage(name="open", kind="read", wall_s=0.02, cpu_s=0.005),
@@ -234,6 +298,14 @@ def test_time_in_which_others_had_the_cores_is_no_part_of_a_stage():
     ]
     (one,) = stages_of(taken, None).stages
     assert (one.wall_s, one.wait_s) == pytest.approx((0.25, 0.15))
+
+
+def test_bytes_from_storage_are_counted_per_second():
+    counts = ((0, 0.0, 5_000_000), (1, 0.1, 6_000_000), (2, 0.4, 9_000_000))
+    taken = [made(n, 0.1, at_s=s)._replace(fetched_bytes=total) for n, s, total in counts]
+    assert stages_of(taken, None).fetched_per_s == pytest.approx(4e6 / 0.4)
+    unknown = [one._replace(fetched_bytes=None) for one in taken]
+    assert stages_of(unknown, None).fetched_per_s is None
 
 
 def test_the_slowest_and_the_fastest_batch_are_told_from_the_mean():

@@ -451,6 +451,49 @@ def test_workers_that_fill_their_queues_are_no_part_of_the_step(monkeypatch):
     batches._shutdown_workers()
 
 
+class Pinned(dict):
+    """A batch that takes 20 ms of CPU to copy into pinned memory."""
+
+    def pin_memory(self):
+        ends_s = time.thread_time() + 0.02
+        while time.thread_time() < ends_s:
+            pass
+        return self
+
+
+def pinned(samples):
+    return Pinned(image=torch.stack(samples))
+
+
+@pytest.fixture
+def pinning_loader(monkeypatch):
+    # Torch starts the thread that pins only where there is an accelerator.
+    for name in ("current_accelerator", "set_device_index"):
+        monkeypatch.setattr(torch.accelerator, name, lambda *_: None)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
+    samples = [torch.zeros(3, 8, 8)] * 200
+    return DataLoader(samples, batch_size=4, num_workers=1, pin_memory=True, collate_fn=pinned)
+
+
+def test_the_cpu_time_of_the_thread_that_pins_is_counted_apart(pinning_loader):
+    with loaders.copied(pinning_loader) as twin:
+        stretch = Loop(twin, print).run("alone", twin, 0.0)
+    assert 0.015 < stretch.pinning_s < 0.05
+    with loaders.copied(pinning_loader, pin_memory=False) as twin:
+        assert Loop(twin, print).run("alone", twin, 0.0).pinning_s is None
+
+
+@pytest.mark.alone
+def test_a_saturated_thread_that_pins_is_the_bottleneck(pinning_loader):
+    found = diagnose(pinning_loader, lambda batch: None)
+    assert (found.broken, found.bottleneck) == ("", "pinning")
+    assert found.remedies[0].name == "no pinning"
+    assert found.remedies[0].ci_high < 1
+    assert "pin_memory=False" in found.remedies[0].change
+    assert "waiting for the thread that pins batches" in str(found)
+
+
 class Cold:
     """Two batches, which take long in the first epoch alone."""
 
