@@ -28,7 +28,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from labkit import units
 from labkit.contracts import Skip
@@ -56,6 +56,7 @@ FEWEST_STEPS = 8
 RESTS_S = 0.03  # in which workers that have full queues use hardly any CPU
 FILLING_S = 4.0  # at most, until persistent workers have filled their queues
 EMPTY_BATCHES = 200
+Arm = TypeVar("Arm")
 
 
 class Stopped(Exception):  # noqa: N818 - a sentence for the user, whatever stopped it
@@ -548,8 +549,8 @@ def count_arms(seconds: float, loader: Iterable, step_s: float) -> int:
 
 
 def in_blocks(
-    arms: Collection[str], ends_s: float, say: Callable[[str, float], None]
-) -> Iterator[str]:
+    arms: Collection[Arm], ends_s: float, say: Callable[[str, float], None]
+) -> Iterator[Arm]:
     """Yield all arms once a block, in random order; no block begins late, but for the first three.
 
     Persistent workers that were left in the middle of an epoch fill their queues before the next

@@ -55,6 +55,8 @@ class Remedy:
     """One change, and what it gains."""
 
     name: str
+    subject: str = ""
+    """What is changed, where there may be several: a function, a number of workers, a dtype."""
     bottleneck: str
     """Bottleneck that the change removes."""
     expected: float | None = None
@@ -74,6 +76,11 @@ class Remedy:
     ci_low: float | None = None
     """Lower end of the 95 % interval of the measurement, or of the expected time."""
     ci_high: float | None = None
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Return name and subject: no two remedies of a diagnosis share both."""
+        return self.name, self.subject
 
     @property
     def normalized_time(self) -> float | None:
@@ -536,6 +543,13 @@ REMEDIES = (
 )  # fmt: skip
 
 
+def _text_of(subject: object) -> str:
+    """Return the text by which a subject of a line is told from others; "" for the only one."""
+    if isinstance(subject, list):
+        return subject[0].name if subject else ""
+    return "" if subject is True else str(subject)
+
+
 def propose(m: Bounds) -> tuple[Remedy, ...]:
     """Return all that may make a practical difference, in the order of the table.
 
@@ -560,6 +574,7 @@ def propose(m: Bounds) -> tuple[Remedy, ...]:
             remedies.append(
                 Remedy(
                     name=line.name,
+                    subject=_text_of(subject),
                     bottleneck=line.bottleneck,
                     expected=expected,
                     floor=None if left is None else m.floor(**left),
@@ -598,7 +613,7 @@ def worth_it(proposed: Sequence[Remedy]) -> list[Remedy]:
     Where a change was tried, only what was measured counts.
     """
     tried = {remedy.name for remedy in proposed if remedy.measured is not None}
-    kept: dict[str, Remedy] = {}
+    kept: dict[tuple[str, str], Remedy] = {}
     for remedy in proposed:
         is_predicted = remedy.measured is None
         if is_predicted and (remedy.expected is None or remedy.name in tried):
@@ -606,7 +621,7 @@ def worth_it(proposed: Sequence[Remedy]) -> list[Remedy]:
         is_in_vain = not is_predicted and (remedy.ci_high or 0.0) >= 1
         if remedy.normalized_time > 1 - DELTA or is_in_vain:
             continue
-        key = remedy.change if is_predicted and not remedy.arguments else remedy.name
+        key = (remedy.name, "") if remedy.arguments else remedy.key
         best = kept.get(key)
         if best is None or remedy.normalized_time < best.normalized_time - EQUAL_GAIN_DIFFERENCE:
             kept[key] = remedy

@@ -34,7 +34,8 @@ from labkit.diagnosis.measure import (
 )  # fmt: skip
 from labkit.diagnosis.remedies import Remedy
 
-AS_IS = ("A1", "A2")
+Key = tuple[str, str]  # of a remedy
+AS_IS: tuple[Key, Key] = ("as it is", "1"), ("as it is", "2")
 
 
 class Trials(NamedTuple):
@@ -79,18 +80,19 @@ def try_remedies(
     timed_s = stretch_s(seconds, len(tried) + len(AS_IS))
     with ExitStack() as stack:
         # Loader, what opens a context in which it is timed, and for how long.
-        arms: dict[str, tuple[Iterable, Callable, float]] = dict.fromkeys(
+        arms: dict[Key, tuple[Iterable, Callable, float]] = dict.fromkeys(
             AS_IS, (loop.loader, nullcontext, timed_s)
         )
+        changes = {remedy.key: remedy.change for remedy in tried}
         for remedy in tried:
             try:
                 with stall_limit() as wait_for:
                     wait_for("a first step with it", loaders.FIRST)
                     applied = _applied(loop, remedy, stack)
-                arms[remedy.change] = (*applied, max(timed_s, _filling_s(m, remedy)))
+                arms[remedy.key] = (*applied, max(timed_s, _filling_s(m, remedy)))
             except Exception as error:  # the user's own code may raise anything
                 failed.append(f"{remedy.name} could not be tried: {in_one_line(error)}")
-        epochs_s: dict[str, list[float]] = {arm: [] for arm in arms}
+        epochs_s: dict[Key, list[float]] = {arm: [] for arm in arms}
         for arm in in_blocks(
             arms, ends_s, lambda text, share: say(text, 1 - TRIALS_SHARE * (1 - share))
         ):
@@ -104,10 +106,10 @@ def try_remedies(
             except Exception as error:
                 if arm in AS_IS:
                     return Trials(proposed, tuple(failed), in_one_line(error))
-                failed.append(f"{arm} could not be tried: {in_one_line(error)}")
+                failed.append(f"{changes[arm]} could not be tried: {in_one_line(error)}")
                 del arms[arm], epochs_s[arm]
     base_s = list(zip(*(epochs_s[arm] for arm in AS_IS)))
-    timed = (_with_times(each, epochs_s.get(each.change), base_s) for each in proposed)
+    timed = (_with_times(each, epochs_s.get(each.key), base_s) for each in proposed)
     return Trials(tuple(timed), tuple(failed))
 
 

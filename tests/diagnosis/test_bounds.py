@@ -12,6 +12,7 @@ from labkit.diagnosis.verify import Trials
 
 STEPS = 100
 WORK = Stage(name="work", kind="transform", wall_s=0.05, cpu_s=0.05)
+READS = Stage(name="open", kind="read", wall_s=0.05, cpu_s=0.01)
 
 
 def stretch(arm, step_s, **changes):
@@ -140,14 +141,17 @@ def test_batches_that_are_late_in_order_are_waited_for():
     late, usual = (Stages(stages=(WORK,), slowest=slowest) for slowest in (2.1, 1.9))
     assert "waiting for a late batch" in rows(facts(probe=late))
     assert "workers wait for each other" in rows(facts(probe=usual))
+    busy = facts(probe=late, alone_as={"queued_s": 0.001, "idle": IDLE_CORES_SHARE - 0.01})
+    assert "waiting for a late batch" not in rows(busy)
+    # Others that wait for it read no more than one does.
+    reads = Stages(stages=(READS,), slowest=2.1, fetched_per_s=10e6)
+    alone_as = {"fetched_bytes": 1_000_000, "cpu_s": 0.01}
+    assert "waiting for a late batch" in rows(facts(probe=reads, alone_as=alone_as))
 
 
 def test_a_busy_main_process_keeps_workers_waiting():
     busy = facts(alone_as={"cpu_s": 0.11, "own_cpu_s": 0.06})
     assert rows(busy)["waiting for the main process"] == pytest.approx(0.148)
-
-
-READS = Stage(name="open", kind="read", wall_s=0.05, cpu_s=0.01)
 
 
 @pytest.mark.parametrize("idle", [0.0, 0.9])

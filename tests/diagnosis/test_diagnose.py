@@ -28,7 +28,7 @@ from labkit.diagnosis.facts import Batch, Facts, Stages
 from labkit.diagnosis.measure import Loop
 from labkit.diagnosis.remedies import propose
 from labkit.diagnosis.thresholds import BLOCKING_SYNCS_PER_STEP
-from labkit.diagnosis.verify import Trials
+from labkit.diagnosis.verify import Trials, try_remedies
 from labkit.machine import shared_memory
 from labkit.machine.clock import SystemClock
 from labkit.machine.usage import own_cpu_s
@@ -637,6 +637,21 @@ def test_a_change_that_breaks_the_loader_is_named_on_the_screen():
     assert not found.broken
     said = "num_workers=2) could not be tried: OSError: no connection in a worker (in a loader"
     assert said in str(found)
+
+
+def test_each_trial_has_a_time_of_its_own_whatever_its_text():
+    loop = Loop(DataLoader(Slow(cpu_s=0), batch_size=4), lambda batch: None)
+    facts = measure.collect(loop, budget_s=BUDGET_S, say=lambda *_: None)
+    usual = {"name": "more workers", "bottleneck": "workers", "reason": "", "change": "the same"}
+    proposed = tuple(
+        remedies.Remedy(**usual, subject=str(count), arguments={"num_workers": count})
+        for count in (1, 2)
+    )
+    found = try_remedies(
+        loop, bounds_of(facts), proposed, files=(), budget_s=BUDGET_S, say=lambda *_: None
+    )
+    one, two = (remedy.measured for remedy in found.remedies)
+    assert None not in (one, two) and one != two
 
 
 def test_a_step_that_fails_leaves_what_was_measured():

@@ -122,6 +122,14 @@ def test_a_remedy_that_was_tried_counts_as_measured():
     assert worth_it([more, four]) == [more]
 
 
+def test_remedies_are_told_apart_by_what_they_change_and_not_by_their_text():
+    proposed = propose(measured())
+    assert {("faster transform", "blur"), ("faster transform", "flip")} < {r.key for r in proposed}
+    assert len({remedy.key for remedy in proposed}) == len(proposed)
+    same_words = [replace(remedy, change="as an expert would") for remedy in proposed]
+    assert worth_it(same_words) == same_words
+
+
 def test_above_a_third_that_is_not_explained_no_known_part_is_blamed():
     rows = (Row(name=UNEXPLAINED, kind=UNEXPLAINED, seconds=0.04, share=0.4),)
     m = measured(rows=rows, demand={"workers": 1})
