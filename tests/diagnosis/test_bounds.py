@@ -147,6 +147,8 @@ def test_batches_that_are_late_in_order_are_waited_for():
     reads = Stages(stages=(READS,), slowest=2.1, fetched_per_s=10e6)
     alone_as = {"fetched_bytes": 1_000_000, "cpu_s": 0.01}
     assert "waiting for a late batch" in rows(facts(probe=reads, alone_as=alone_as))
+    alone_as |= {"queued_s": 0.001, "idle": 0.0}
+    assert "waiting for shared storage" not in rows(facts(probe=reads, alone_as=alone_as))
 
 
 def test_a_busy_main_process_keeps_workers_waiting():
