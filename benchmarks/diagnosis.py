@@ -95,6 +95,7 @@ class Case:
 
 ALL = (
     Case(samples.slow_disk, "storage", "faster medium"),
+    Case(samples.shared_disk, "shared storage", "faster shared storage"),
     Case(samples.slow_transform, "transform", "faster transform"),
     Case(samples.config_per_sample, "transform", "faster transform"),
     Case(samples.conversion_chain, "transform", "faster transform"),
@@ -303,7 +304,7 @@ def in_own_process(name: str, data: Path, scratch: Path, rounds: int, budget_s: 
     except subprocess.TimeoutExpired:
         return Outcome(name=name, failed=f"not done after {units.seconds(LIMIT_S)}")
     finally:
-        if name == "slow_disk":  # what a killed process left; a live one's stays
+        if name in ("slow_disk", "shared_disk"):  # what a killed process left; a live one's stays
             with contextlib.suppress(OSError):
                 slow_disk.down()
     if done.returncode:

@@ -11,7 +11,7 @@ from benchmarks.photo_training import Site
 
 pytestmark = pytest.mark.long
 # The benchmark itself tries what only some machines have.
-NEEDS = {"slow_disk", "small_shared_memory", "deep_queue"}
+NEEDS = {"slow_disk", "shared_disk", "small_shared_memory", "deep_queue"}
 RESIDENT = {"slow_device", "small_steps", "training_here"}
 ANYWHERE = [name for name in CASES if name not in {*NEEDS, *RESIDENT, "everything_twice"}]
 

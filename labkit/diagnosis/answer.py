@@ -24,7 +24,7 @@ from labkit.diagnosis.thresholds import (
 )  # fmt: skip
 
 Verdict = Literal["problem", "small problem", "no problem", "cannot tell"]
-Device = Literal["cpu", "cuda", "mps"]
+Device = Literal["cpu", "cuda", "mps", "xpu"]
 
 WRAP = "wrap it in the training loop: `for batch in lab.watch(loader)`"
 UNSEEN = {

@@ -3,7 +3,7 @@
     Host       the step computes on the CPU; there is nothing to wait for
     Simulated   put, compute and synchronize of a simulated GPU, timed while it is observed
     Cuda       torch's profiler
-    Mps        Apple's GPU; only waiting until it is done
+    OtherGpu   Apple's (mps) or Intel's (xpu); only waiting until it is done
 
 A step that returns early has only queued its work.
 """
@@ -14,35 +14,18 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from labkit.diagnosis.loaders import map_batch, move_batch
-from labkit.machine.gpu import index_in_use, is_mps_in_use
+from labkit.diagnosis.facts import Readings
+from labkit.diagnosis.loaders import leaves, map_batch, move_batch
+from labkit.machine.gpu import index_in_use, other_gpu_in_use
 from labkit.parts.devices import SimulatedGpu
 
 # Functions of CUDA that return when the device is done; copies to pinned memory return at once.
 WAITS = re.compile(r"cuda\w*(Synchronize|Memcpy)")
 WAITS_ON_DEVICE = (" Sync", " Wait Event")  # end the names of the same waits among its kernels
-
-
-@dataclass(kw_only=True)
-class Readings:
-    """What was counted while a device was observed."""
-
-    waited_s: float = 0.0
-    """Host seconds waited for the device: copies, room in its queue, its end."""
-    copy_wait_s: float = 0.0
-    """The part of `waited_s` in copies to the device."""
-    device_s: float = 0.0
-    """Seconds of work that the device was given."""
-    syncs: float = 0
-    """How often the step waited for the device to finish."""
-
-    def per_step(self, steps: int) -> Readings:
-        """Return the mean of a step."""
-        return Readings(**{name: total / steps for name, total in vars(self).items()})
 
 
 class Host:
@@ -69,6 +52,16 @@ class Host:
             pinned: whether from pinned memory.
         """
 
+    def how_copied(self, batch: object) -> tuple[bool, bool] | None:
+        """Return whether the step copies from pinned memory, and whether beside computing.
+
+        Args:
+            batch: one that the step gets.
+
+        Returns:
+            None where it copies nothing.
+        """
+
 
 class Simulated(Host):
     """A simulated GPU, whose methods are timed while this context is open."""
@@ -78,8 +71,7 @@ class Simulated(Host):
     def __init__(self, device: SimulatedGpu) -> None:
         self.label, self.simulated_gpu = str(device.hardware), device
         self._copied = None  # what the step copied last
-        self.how: Mapping[str, bool] = {}
-        """Whether the last copy was pinned, and whether it used a side_stream."""
+        self._how: Mapping[str, bool] = {}  # pinned, side_stream
 
     def __enter__(self) -> Simulated:
         super().__enter__()
@@ -93,12 +85,15 @@ class Simulated(Host):
         waited_s, given_s = device.waited_s, device.compute_s
         result = getattr(type(device), name)(device, *args, **how)
         waited_s = device.waited_s - waited_s
-        readings.device_s += device.compute_s - given_s
-        readings.waited_s += waited_s
         if name == "put":
-            readings.copy_wait_s += waited_s
-            self.how, self._copied = how, result
-        readings.syncs += name == "synchronize"
+            self._how, self._copied = how, result
+        self.readings = replace(
+            readings,
+            waited_s=readings.waited_s + waited_s,
+            copy_wait_s=readings.copy_wait_s + waited_s * (name == "put"),
+            device_s=readings.device_s + device.compute_s - given_s,
+            syncs=readings.syncs + (name == "synchronize"),
+        )
         return result
 
     def __exit__(self, *_: object) -> None:
@@ -113,6 +108,11 @@ class Simulated(Host):
         """Return a function that copies what the step copied last."""
         put = partial(self.simulated_gpu.put, pinned=pinned, side_stream=False)
         return None if self._copied is None else partial(put, self._copied)
+
+    def how_copied(self, batch: object) -> tuple[bool, bool] | None:
+        """Return how the step copied last."""
+        how = self._how
+        return (how["pinned"], how["side_stream"]) if how else None
 
 
 class Cuda(Host):
@@ -138,6 +138,11 @@ class Cuda(Host):
         """Return a function that copies a batch to the device."""
         source = map_batch(batch, _pin) if pinned else batch
         return partial(move_batch, source, self.torch_device)
+
+    def how_copied(self, batch: object) -> tuple[bool, bool] | None:
+        """Return whether all tensors of a batch that are on the host are pinned."""
+        pinned = [t.is_pinned() for t in leaves(batch) if _is_on_host(t)]
+        return (all(pinned), False) if pinned else None
 
     def profile(self, run: Callable[[], object], steps: int) -> Readings:
         """Return for how long the device ran kernels and copies, and the host waited for them.
@@ -173,22 +178,31 @@ class Cuda(Host):
         return readings.per_step(steps)
 
 
-class Mps(Host):
-    """Apple's GPU, which shares the host's memory: a copy is a part of the step."""
+class OtherGpu(Host):
+    """Apple's or Intel's GPU: a copy is a part of the step.
 
-    label = "mps"
+    Args:
+        label: "mps" or "xpu", as torch names it.
+    """
+
     has_queue = True
+
+    def __init__(self, label: str) -> None:
+        self.label = label
 
     def synchronize(self) -> None:
         """Wait for the device."""
         import torch
 
-        torch.mps.synchronize()
+        getattr(torch, self.label).synchronize()
 
 
 def _pin(leaf: Any) -> object:
-    is_on_host = hasattr(leaf, "is_pinned") and leaf.device.type == "cpu"
-    return leaf.pin_memory() if is_on_host else leaf
+    return leaf.pin_memory() if _is_on_host(leaf) else leaf
+
+
+def _is_on_host(leaf: Any) -> bool:
+    return hasattr(leaf, "is_pinned") and leaf.device.type == "cpu"
 
 
 def find_device(device: SimulatedGpu | None) -> Host:
@@ -202,4 +216,5 @@ def find_device(device: SimulatedGpu | None) -> Host:
     index = index_in_use()
     if index is not None:
         return Cuda(index)
-    return Mps() if is_mps_in_use() else Host()
+    other = other_gpu_in_use()
+    return OtherGpu(other) if other else Host()

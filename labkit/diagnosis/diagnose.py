@@ -1,6 +1,6 @@
 """Diagnosis of the user's own loader and step: what limits the training, and what would help.
 
-    loader, step ─▶ collect ─▶ bounds ─▶ trials ─▶ Diagnosis
+    loader, step ─▶ collect ─▶ Facts ─▶ Bounds ─▶ Trials ─▶ Diagnosis
 
 The loader is copied and iterated over, never changed.  The step is called some hundred times.
 """
@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from labkit.diagnosis import loaders, text
+from labkit.diagnosis.bounds import Bounds, bounds_of
+from labkit.diagnosis.facts import Facts
 from labkit.diagnosis.measure import Loop, collect
-from labkit.diagnosis.predict import Measured, summarize
 from labkit.diagnosis.remedies import (
     SHARED_MEMORY,
     Remedy,
@@ -30,7 +31,7 @@ from labkit.diagnosis.thresholds import (
     INPUT_BOUND_SHARE,
     MODERATELY_INPUT_BOUND_SHARE,
 )  # fmt: skip
-from labkit.diagnosis.verify import try_remedies
+from labkit.diagnosis.verify import Trials, try_remedies
 from labkit.files import bar
 from labkit.machine import shared_memory
 from labkit.parts.devices import SimulatedGpu
@@ -128,12 +129,15 @@ def diagnose_loop(
         if loaders.is_data_loader(loop.loader):  # no worker outlives the measurement
             spread = loaders.spread_over_epoch(loop.loader)
             loop.loader = stack.enter_context(loaders.copied(loop.loader, **spread))
-        m = collect(loop, files=files, device=device, budget_s=budget_s, say=say)
-        diagnosis = conclude(m)
-        if diagnosis.proposed and not m.broken:
-            cold = files if m.now.fetch_s else ()
-            diagnosis = conclude(m, try_remedies(m, diagnosis.proposed, cold, budget_s, say))
-    return diagnosis
+        facts = collect(loop, files=files, device=device, budget_s=budget_s, say=say)
+        bounds = bounds_of(facts)
+        trials = Trials(propose(bounds) if bounds else ())
+        if bounds and not facts.broken:
+            cold = files if bounds.now.fetch_s else ()
+            trials = try_remedies(
+                loop, bounds, trials.remedies, files=cold, budget_s=budget_s, say=say
+            )
+    return conclude(facts, bounds, trials)
 
 
 def check_budget(budget_s: float) -> None:
@@ -180,12 +184,14 @@ class Diagnosis:
     """At most five that gain something; the best of the bottleneck first."""
     proposed: tuple[Remedy, ...] = ()
     """All that might have gained something, those that were tried in vain as well."""
-    measured: Measured
-
-    @property
-    def broken(self) -> str:
-        """What ended the measurement early; "" where nothing did."""
-        return self.measured.broken
+    facts: Facts
+    """What was measured."""
+    bounds: Bounds | None = None
+    """What follows from it; None where too little was measured."""
+    failed: tuple[str, ...] = ()
+    """Errors of the user's code in parts that the other measurements did not need."""
+    broken: str = ""
+    """What ended the measurement early; "" where nothing did."""
 
     def __repr__(self) -> str:
         return "\n".join(text.screen(self))
@@ -196,16 +202,16 @@ class Diagnosis:
 
     def as_json(self) -> dict[str, Any]:
         """Return the conclusions as JSON holds them: numbers, strings, lists and dicts."""
-        m = self.measured
+        batch, m = self.facts.batch, self.bounds
         return {
             "verdict": self.verdict,
             "bottleneck": self.bottleneck,
             "broken": self.broken,
             "waiting_share": None if self.ceiling is None else 1 - self.ceiling,
-            "waiting_share_interval": m.stalls() if self.ceiling is not None else None,
-            "samples_per_s": max(m.samples, 1) * m.steps / m.epoch_s if m.epoch_s else None,
-            "unit": m.unit,
-            "device": m.loop.device.label,
+            "waiting_share_interval": m.stalls() if m and self.ceiling is not None else None,
+            "samples_per_s": max(batch.samples, 1) * m.steps / m.epoch_s if m else None,
+            "unit": batch.unit,
+            "device": self.facts.device,
             "remedies": [
                 {
                     "name": one.name,
@@ -221,7 +227,8 @@ class Diagnosis:
             ],
             "arms": {title: {"step_s": step_s} for title, (step_s, *_) in self.arms().items()},
             "parts_of_a_batch": [
-                {"name": row.name, "kind": row.kind, "s": row.seconds} for row in m.rows
+                {"name": row.name, "kind": row.kind, "s": row.seconds}
+                for row in (m.rows if m else ())
             ],
         }
 
@@ -229,7 +236,7 @@ class Diagnosis:
         """Return arm -> step_s, epoch_s and CPU seconds of a step, each the mean of its blocks."""
         arms = {}
         for arm, title in ARMS.items():
-            if stretches := self.measured.of(arm):
+            if stretches := self.facts.of(arm):
                 epochs_s = [s.epoch_s for s in stretches if s.epoch_s is not None]
                 arms[title] = (
                     fmean(s.step_s for s in stretches),
@@ -246,48 +253,52 @@ class Diagnosis:
         return pd.DataFrame.from_dict(self.arms(), orient="index", columns=columns)
 
 
-def conclude(m: Measured, proposed: tuple[Remedy, ...] | None = None) -> Diagnosis:
+def conclude(facts: Facts, bounds: Bounds | None, trials: Trials) -> Diagnosis:
     """Return the conclusions from what was measured, however much that is.
 
     Args:
-        m: what was measured.
-        proposed: remedies, as far as they were tried; bounds of all unless given.
+        facts: what was measured.
+        bounds: what follows from it.
+        trials: the remedies, as far as they were tried.
     """
-    if m.broken and _lacks_shared_memory(m):
-        remedies = for_shared_memory(m)
-        return Diagnosis(bottleneck=SHARED_MEMORY, remedies=remedies, measured=m)
-    summarize(m)
-    if m.now is None or (m.broken and not m.probe.stages):
-        return Diagnosis(measured=m)
-    proposed = propose(m) if proposed is None else proposed
-    bottleneck, remedies = in_order(m, worth_it(proposed))
-    return Diagnosis(
-        verdict=_word(m),
+    diagnosis = Diagnosis(
+        facts=facts,
+        bounds=bounds,
+        failed=facts.failed + trials.failed,
+        broken=facts.broken or trials.broken,
+    )
+    if diagnosis.broken and _lacks_shared_memory(facts, diagnosis.broken):
+        remedies = for_shared_memory(facts)
+        return replace(diagnosis, bottleneck=SHARED_MEMORY, remedies=remedies)
+    if bounds is None or (diagnosis.broken and not facts.probe.stages):
+        return diagnosis
+    bottleneck, remedies = in_order(bounds, worth_it(trials.remedies))
+    return replace(
+        diagnosis,
+        verdict=_word(bounds),
         bottleneck=bottleneck,
-        ceiling=m.ceiling,
+        ceiling=bounds.ceiling,
         remedies=remedies,
-        proposed=proposed,
-        measured=m,
+        proposed=trials.remedies,
     )
 
 
-def _lacks_shared_memory(m: Measured) -> bool:
+def _lacks_shared_memory(facts: Facts, broken: str) -> bool:
     """Return whether the batches that workers prepare ahead need more than /dev/shm has."""
-    loader, usage = m.loop.loader, shared_memory.usage()
-    if not loaders.is_data_loader(loader) or not loader.num_workers:
+    usage = shared_memory.usage()
+    if not facts.workers:
         return False
     words = ("shared memory", "bus error", "no space left on device", "shm")
-    if any(word in m.broken.lower() for word in words):
+    if any(word in broken.lower() for word in words):
         return True
     if usage is None:
         return False
     # A worker without room for a batch writes that to its stderr, loses the batch, and stalls.
-    ahead = loader.num_workers * loader.prefetch_factor
-    needed_bytes = (ahead + 1) * m.batch_bytes
+    needed_bytes = (facts.workers * facts.ahead + 1) * facts.batch.total_bytes
     return needed_bytes > usage.total or usage.free < FREE_SHARED_MEMORY_SHARE * usage.total
 
 
-def _word(m: Measured) -> str:
+def _word(m: Bounds) -> str:
     """Return how input-bound a training is, as far as the whole interval agrees."""
     limits = (MODERATELY_INPUT_BOUND_SHARE, INPUT_BOUND_SHARE)
     words = [WORDS[sum(share >= limit for limit in limits)] for share in m.stalls()]

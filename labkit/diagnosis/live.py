@@ -16,6 +16,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -187,14 +188,15 @@ class LiveDiagnosis:
         self._training.switch()
         loop = _LiveLoop(loader, step, leader)
         try:
-            self.diagnosis = diagnose_loop(loop, budget_s=self._budget_s, progress=self._progress)
+            found = diagnose_loop(loop, budget_s=self._budget_s, progress=self._progress)
         finally:
             if leader:
                 leader.end()
             self._is_over, self._greenlet = True, None
         if self._is_loaded_ahead:
-            self.diagnosis.measured.failed.append(AHEAD)
-        self._show(self.diagnosis)
+            found = replace(found, failed=(*found.failed, AHEAD))
+        self.diagnosis = found
+        self._show(found)
 
     def _follow(self, loader: Any, group: together.Group) -> None:
         """Take the steps that the first rank takes."""

@@ -14,6 +14,7 @@ import os
 import random
 import reprlib
 import sys
+import threading
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -24,11 +25,12 @@ from multiprocessing.context import BaseContext
 from multiprocessing.util import Finalize
 from typing import TYPE_CHECKING, Any, TypeGuard
 
+from labkit.diagnosis.facts import DEFAULT_PREFETCH_FACTOR
+
 if TYPE_CHECKING:
     import torch
     from torch.utils.data import DataLoader
 
-DEFAULT_PREFETCH_FACTOR = 2  # torch's own, where there are workers
 STALL_S = 30.0  # a loader, worker or step that gives nothing for so long has stalled
 LAST = -1000  # priority of a finalizer: below those of multiprocessing's queues, -5
 FIRST = 4  # times as long may the first batch or step take: workers start, libraries compile
@@ -200,6 +202,15 @@ def copied(
         finally:
             end_workers(twin)
             vars(twin).update(_iterator=None, iterator=None)
+
+
+def pinning_threads(loader: object) -> list[threading.Thread]:
+    """Return the threads that copy batches of a copy made by `copied` into pinned memory."""
+    threads = (
+        getattr(iterator, "_pin_memory_thread", None)
+        for iterator in list(getattr(loader, "_iterators", ()))
+    )
+    return [thread for thread in threads if thread is not None and thread.is_alive()]
 
 
 def have_filled_queues() -> bool:

@@ -24,20 +24,20 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from labkit import units
 from labkit.contracts import Skip
 from labkit.diagnosis import loaders, stages
-from labkit.diagnosis.devices import Cuda, Host, Readings, find_device
-from labkit.diagnosis.predict import Measured
+from labkit.diagnosis.devices import Cuda, Host, find_device
+from labkit.diagnosis.facts import Batch, Copies, Facts, Stretch
 from labkit.diagnosis.profile import NO_DATALOADER, kinds_of
 from labkit.machine import hardware, procfs
-from labkit.machine.usage import cores_s, own_cpu_s
+from labkit.machine.usage import cores_s, own_cpu_s, tree_read_bytes
 from labkit.parts.decoding import DECODERS
 from labkit.parts.devices import SimulatedGpu
 from labkit.parts.storage import cache_state
@@ -56,43 +56,11 @@ FEWEST_STEPS = 8
 RESTS_S = 0.03  # in which workers that have full queues use hardly any CPU
 FILLING_S = 4.0  # at most, until persistent workers have filled their queues
 EMPTY_BATCHES = 200
+Arm = TypeVar("Arm")
 
 
 class Stopped(Exception):  # noqa: N818 - a sentence for the user, whatever stopped it
     """What the user's loader or step did that ends the measurement."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Stretch:
-    """One arm, measured once."""
-
-    arm: str
-    steps: int
-    """Number of measured steps."""
-    busy_s: float
-    """Mean of a step without the host's waiting for the device or for a core."""
-    step_s: float
-    """Of a step in the steady state, over whole rounds of workers, what the device had queued
-    included; where epochs are too short for that (`labkit.steady_rate`), the mean of all steps
-    after the first round."""
-    startup_s: float
-    """From asking for an iterator, or from having one of persistent workers, to its first batch:
-    mean of the epochs begun."""
-    epochs: int
-    """Number of complete epochs."""
-    epoch_s: float | None
-    """Of an epoch: as measured, or its head and the steady state; None for an unknown length."""
-    cpu_s: float
-    """CPU seconds per step of this process and its workers."""
-    own_cpu_s: float
-    """CPU seconds per step of this process."""
-    queued_s: float | None
-    """Per step, for which workers, or else this thread, were ready to run and had no core; None
-    where not known."""
-    idle: float
-    """Share of the machine's cores that nothing ran on."""
-    readings: Readings
-    """Readings of the device, per step."""
 
 
 class Loop:
@@ -119,17 +87,14 @@ class Loop:
         self.device: Any = Host()  # until the first step has run
         self.resident: list[object] = []
         """Batches kept for the resident arm."""
-        self.sizes: dict[str, int] = {}
-        """dtype -> bytes of the first batch."""
 
     def begin(self, arm: str, loader: Any) -> None:
         """Called before a stretch of an arm, with what it iterates over."""
 
     def keep(self, batch: object) -> None:
         """Keep a copy of a batch while there is room: a loader may use its memory again."""
-        self.sizes = self.sizes or loaders.bytes_by_dtype(batch)
         # At most 8 batches and 512 MiB, but always one batch.
-        room = (1 << 29) // max(sum(self.sizes.values()), 1)
+        room = (1 << 29) // max(sum(loaders.bytes_by_dtype(batch).values()), 1)
         if len(self.resident) < max(1, min(8, room)):
             with _one_thread():
                 self.resident.append(loaders.copy_batch(batch))
@@ -226,6 +191,12 @@ class Loop:
         rounds_s[0][0][skipped - 1 : skipped] = [begun_s]
         if not epochs_s:
             rounds_s[-1][0][-1] = ended_s
+        pinning_s, fetched_bytes = None, None
+        if first.pinning_s and last.pinning_s.keys() == first.pinning_s.keys():
+            pinning_s = sum(last.pinning_s.values()) - sum(first.pinning_s.values())
+        if first.fetched_bytes is not None and last.fetched_bytes is not None:
+            # A worker that ended meanwhile may not be counted.
+            fetched_bytes = max(last.fetched_bytes - first.fetched_bytes, 0)
         steps_per_s, _ = steady_rate(rounds_s, skipped)
         step_s = (ended_s - begun_s - apart_s) / steps
         # In whole epochs a device that queues work hides when a round of steps was over.
@@ -250,6 +221,8 @@ class Loop:
             queued_s=queued_s / steps if last.queued_s.keys() == first.queued_s.keys() else None,
             idle=1 - (last.busy_cores_s - first.busy_cores_s) / (last.cores_s - first.cores_s or 1),
             readings=readings,
+            pinning_s=None if pinning_s is None else pinning_s / steps,
+            fetched_bytes=None if fetched_bytes is None else fetched_bytes / steps,
         )
 
 
@@ -278,6 +251,9 @@ class _Usage(NamedTuple):
     """Seconds in which this thread waited for a core."""
     queued_s: dict[int, float]
     """Seconds in which each descendant's first thread, or else this thread, waited for a core."""
+    pinning_s: dict[int, float]
+    """CPU seconds of each thread that pins batches."""
+    fetched_bytes: int | None
     busy_cores_s: float
     cores_s: float
 
@@ -288,9 +264,14 @@ def _usage(loader: Iterable) -> _Usage:
     queued = {} if alone else {pid: queued_s for pid, (_, queued_s) in _scheduled().items()}
     _, own_queued_s = procfs.scheduled_s()
     queued = queued or {0: own_queued_s}
+    pinning = {
+        thread.native_id: procfs.scheduled_s(f"self/task/{thread.native_id}")[0]
+        for thread in loaders.pinning_threads(loader)
+    }
     return _Usage(
-        own_cpu_s(), time.process_time(), own_queued_s, queued, *map(sum, zip(*cores_s().values()))
-    )
+        own_cpu_s(), time.process_time(), own_queued_s, queued, pinning, tree_read_bytes(),
+        *map(sum, zip(*cores_s().values())),
+    )  # fmt: skip
 
 
 def _scheduled() -> dict[int, tuple[float, float]]:
@@ -362,6 +343,21 @@ def stall_limit() -> Iterator[Callable]:
 # --- all that a diagnosis measures ------------------------------------------------------------
 
 
+class _Record:
+    """What was measured until now."""
+
+    def __init__(self) -> None:
+        self.facts = Facts()
+
+    def set(self, **changes: Any) -> None:
+        """Set some of the facts."""
+        self.facts = replace(self.facts, **changes)
+
+    def note(self, text: str) -> None:
+        """Add a note."""
+        self.set(notes=(*self.facts.notes, text))
+
+
 def collect(
     loop: Loop,
     *,
@@ -369,7 +365,7 @@ def collect(
     device: SimulatedGpu | None = None,
     budget_s: float,
     say: Callable[[str, float], None],
-) -> Measured:
+) -> Facts:
     """Measure everything that the conclusions need.
 
     Args:
@@ -382,21 +378,45 @@ def collect(
     Returns:
         What was measured, also where the loader or the step raised: see `broken`.
     """
-    m = Measured(loop=loop)
+    record = _Record()
     try:
         try:
-            _measure(m, files, device, budget_s, say)
+            _measure(record, loop, files, device, budget_s, say)
         except Exception as error:  # the user's own code may raise anything
-            m.broken = in_one_line(error)
+            record.set(broken=in_one_line(error))
     except RuntimeError as late:  # of torch, whose signal of a dead worker came in the line above
-        m.broken = in_one_line(late)
-    if m.broken and not loop.resident and getattr(loop.loader, "num_workers", None):
+        record.set(broken=in_one_line(late))
+    if record.facts.broken and not loop.resident and record.facts.workers:
         copied = loaders.copied(loop.loader, num_workers=0)
         with suppress(Exception), copied as twin, stall_limit() as wait_for:
             # Its bytes tell whether memory is short.
             wait_for("loader to yield a batch")
             loop.keep(next(iter(twin)))
-    return m
+    if loop.resident:
+        record.set(batch=batch_facts(loop.resident[0], getattr(loop.loader, "batch_size", None)))
+    return replace(record.facts, device=loop.device.label, has_queue=loop.device.has_queue)
+
+
+def batch_facts(batch: object, size: int | None) -> Batch:
+    """Return what the rules need to know of a batch.
+
+    Args:
+        batch: its first one.
+        size: the loader's batch size.
+    """
+    arrays = loaders.arrays(batch)
+    return Batch(
+        bytes_by_dtype=loaders.bytes_by_dtype(batch),
+        samples=loaders.count_samples(batch, size),
+        unit="images" if any(map(_is_images, arrays)) else "samples",
+        objects=len(loaders.leaves(batch)) - len(arrays),
+    )
+
+
+def _is_images(array: Any) -> bool:
+    """Return whether an array is a batch of pictures: four dimensions, one to four channels."""
+    shape = tuple(array.shape)
+    return len(shape) == 4 and (shape[1] in (1, 3, 4) or shape[3] in (1, 3, 4))
 
 
 def in_one_line(error: Exception) -> str:
@@ -412,25 +432,38 @@ def in_one_line(error: Exception) -> str:
 
 
 def _measure(
-    m: Measured,
+    record: _Record,
+    loop: Loop,
     files: Sequence[Path],
     device: SimulatedGpu | None,
     budget_s: float,
     say: Callable[[str, float], None],
 ) -> None:
-    loop = m.loop
+    is_data_loader = loaders.is_data_loader(loop.loader)
+    record.set(
+        arguments=loaders.arguments_of(loop.loader) if is_data_loader else {},
+        length=loaders.count_batches(loop.loader),
+        # Ranks on this machine share its cores.
+        cores=max(hardware.cores() // int(os.environ.get("LOCAL_WORLD_SIZE") or 1), 1),
+        has_model=loop.model is not None,
+        has_opencv=loop.has_opencv,
+    )
     say("first steps", 0.0)
-    m.first_s = _look(loop, device)
-    m.duplicated = _are_duplicated(loop)
+    record.set(first_s=_look(loop, device))
+    record.set(duplicated=_are_duplicated(loop))
     arms = ["warm", "alone", "resident"] + (["cold"] if files else [])
     if not files:
-        m.notes.append("cold was not measured: give files for that")
+        record.note("cold was not measured: give files for that")
     seconds = stretch_s(ARMS_SHARE * budget_s, len(arms))
-    fits, warmed = bool(files) and _fit_into_memory(files, m), False
+    too_large = _too_large(files)
+    if too_large:
+        record.note(f"warm is as found: {too_large}")
+    fits, warmed = bool(files) and not too_large, False
     ends_s = time.monotonic() + ARMS_SHARE * budget_s
     for arm in in_blocks(arms, ends_s, lambda text, share: say(text, ARMS_SHARE * share)):
         if arm == "cold":
-            if not evict(files, m):
+            if reason := why_not_evicted(files):
+                record.note(f"cold was not measured: {reason}")
                 arms.remove("cold")
                 continue
             warmed = False
@@ -438,23 +471,25 @@ def _measure(
             cache_state.make_warm(files)
             warmed = True
         if arm == "resident":
-            m.stretches.append(loop.compute(seconds))
+            stretch = loop.compute(seconds)
         else:
-            m.stretches.append(loop.run(arm, loop.loader, seconds, once=arm == "cold"))
+            stretch = loop.run(arm, loop.loader, seconds, once=arm == "cold")
+        record.set(stretches=(*record.facts.stretches, stretch))
     say("inside the workers", ARMS_SHARE)
     with stall_limit() as wait_for:
         wait_for("loader to yield a batch", 1 + budget_s / loaders.STALL_S)
-        m.probe = stages.probe_stages(loop.loader, seconds=STAGES_SHARE * budget_s)
-    if m.probe.error:
-        m.failed.append(f"looking into a worker ended early: {in_one_line(m.probe.error)}")
-    if any(stage.kind == "decode" for stage in m.probe.stages):
-        m.decoders_s = _decoders_s(files)
-    if loaders.is_data_loader(loop.loader):
-        m.empty_s = _empty_batch_s(loop.loader.num_workers)
+        probe = stages.probe_stages(loop.loader, seconds=STAGES_SHARE * budget_s)
+    record.set(probe=probe)
+    if probe.error:
+        record.set(failed=(f"looking into a worker ended early: {in_one_line(probe.error)}",))
+    if any(stage.kind == "decode" for stage in probe.stages):
+        record.set(decoders_s=_decoders_s(files))
+    if is_data_loader:
+        record.set(empty_s=_empty_batch_s(loop.loader.num_workers))
     else:
-        m.notes.append(NO_DATALOADER)
+        record.note(NO_DATALOADER)
     say("profile of the step", 1 - TRIALS_SHARE - PROFILE_SHARE)
-    _look_into_step(m, PROFILE_SHARE * budget_s)
+    _look_into_step(record, loop, PROFILE_SHARE * budget_s)
 
 
 def _look(loop: Loop, device: SimulatedGpu | None) -> float:
@@ -514,8 +549,8 @@ def count_arms(seconds: float, loader: Iterable, step_s: float) -> int:
 
 
 def in_blocks(
-    arms: Collection[str], ends_s: float, say: Callable[[str, float], None]
-) -> Iterator[str]:
+    arms: Collection[Arm], ends_s: float, say: Callable[[str, float], None]
+) -> Iterator[Arm]:
     """Yield all arms once a block, in random order; no block begins late, but for the first three.
 
     Persistent workers that were left in the middle of an epoch fill their queues before the next
@@ -547,26 +582,21 @@ def _let_queues_fill() -> None:
         time.sleep(RESTS_S)
 
 
-def evict(files: Sequence[Path], m: Measured) -> bool:
-    """Evict files from memory and check that they are; note it where they are not."""
+def why_not_evicted(files: Sequence[Path]) -> str:
+    """Evict files from memory and check that they are; return why they are not, or ""."""
     try:
         cache_state.prepare(files, "cold")
-        return True
     except Skip as skip:
-        reason = str(skip)
-    m.notes.append(f"cold was not measured: {reason}")
-    return False
+        return str(skip)
+    return ""
 
 
-def _fit_into_memory(files: Sequence[Path], m: Measured) -> bool:
-    """Return whether files can be read into memory; note it where they cannot."""
+def _too_large(files: Sequence[Path]) -> str:
+    """Return why files cannot be read into memory; "" if they can."""
     total_bytes = sum(path.stat().st_size for path in files)
     if total_bytes > 0.4 * hardware.memory_bytes():  # at most 40 % of it
-        m.notes.append(
-            f"warm is as found: {units.count_bytes(total_bytes)} of files do not fit into memory"
-        )
-        return False
-    return True
+        return f"{units.count_bytes(total_bytes)} of files do not fit into memory"
+    return ""
 
 
 def _decoders_s(files: Sequence[Path]) -> dict[str, float]:
@@ -602,35 +632,44 @@ def _empty_batch_s(workers: int) -> float:
     return min(later - first for first, later in zip(at_s, at_s[quarter:])) / quarter
 
 
-def _look_into_step(m: Measured, seconds: float) -> None:
+def _look_into_step(record: _Record, loop: Loop, seconds: float) -> None:
     """Profile the step on kept batches, and time copies by themselves."""
-    loop, device, batch = m.loop, m.loop.device, m.loop.resident[0]
+    device, batch = loop.device, loop.resident[0]
     try:
-        m.host_kinds = kinds_of(lambda: loop.compute(seconds), on_cuda=isinstance(device, Cuda))
+        kinds = kinds_of(lambda: loop.compute(seconds), on_cuda=isinstance(device, Cuda))
+        if not device.has_queue:  # there libraries compute the step
+            kinds.pop("compute", None)
+        record.set(host_kinds=kinds)
     except ImportError as missing:
-        m.notes.append(f"what the host does in a step was not looked at: {missing}")
+        record.note(f"what the host does in a step was not looked at: {missing}")
     with _one_thread():
-        m.copy_bytes_s = _median_s(device, partial(loaders.copy_batch, batch))
+        record.set(copy_bytes_s=_median_s(device, partial(loaders.copy_batch, batch)))
     copies = [device.copying(batch, pinned=pinned) for pinned in (False, True)]
-    if all(copies):
-        m.pageable_s, m.pinned_s = (_median_s(device, copy) for copy in copies)
+    how = device.how_copied(batch)
+    if how is not None and all(copies):
+        pageable_s, pinned_s = (_median_s(device, copy) for copy in copies)
+        are_pinned, are_beside = how
+        record.set(copies=Copies(pageable_s=pageable_s, pinned_s=pinned_s,
+                                 are_pinned=are_pinned, are_beside=are_beside))  # fmt: skip
     if isinstance(device, Cuda):
         try:
             batches = [loaders.move_batch(each, device.torch_device) for each in loop.resident]
             loop.step(whole(batches[0]))
         except Exception as error:  # such as batch.numpy(), or no memory for them
             message = in_one_line(error)
-            m.notes.append(f"copying was not timed: no step with batches on the device: {message}")
-            batches, m.pageable_s = loop.resident, 0.0
+            record.note(f"copying was not timed: no step with batches on the device: {message}")
+            record.set(copies=Copies())
+            batches = loop.resident
         # Waiting spins, so only CUDA's profile tells it from work.  One step more is skipped.
         readings = device.profile(lambda: loop.compute(0.0, batches), 1 + FEWEST_STEPS)
         # With an empty queue: the host also waits, inside a launch, where that is full.
         called_s = _median_s(device, lambda: loop.step(whole(batches[0])), host_only=True)
-        m.resident_on_device = replace(
+        stretch = replace(
             loop.compute(seconds, batches),
             readings=readings,
             busy_s=max(called_s - readings.waited_s, 0.0),
         )
+        record.set(resident_on_device=stretch)
 
 
 def _median_s(device: Host, run: Callable[[], object], *, host_only: bool = False) -> float:

@@ -22,9 +22,10 @@ from dataclasses import dataclass, replace
 from functools import partial, reduce
 from multiprocessing.util import Finalize
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from labkit import units
+from labkit.diagnosis.facts import Kind
 from labkit.diagnosis.loaders import copied, end_workers, epochs, is_data_loader
 
 if TYPE_CHECKING:
@@ -210,15 +211,6 @@ def _module(file: str) -> str:
     for folder in _FOLDERS:
         package = package.removeprefix(folder)
     return Path(file).name if package == file else package
-
-
-class Kind(NamedTuple):
-    """A kind of work in a step."""
-
-    share: float
-    """Share of the time."""
-    function: str
-    """Function of the user's code that takes most of it; "" if there is none."""
 
 
 def kinds_of(run: Callable[[], object], *, on_cuda: bool) -> dict[str, Kind]:

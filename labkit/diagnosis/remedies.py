@@ -15,16 +15,20 @@ from typing import Any, NamedTuple
 from labkit import units
 from labkit.analysis.thresholds import DELTA
 from labkit.diagnosis.advice import advice_for
-from labkit.diagnosis.loaders import DEFAULT_PREFETCH_FACTOR, OneThread, arguments_of, line_of
-from labkit.diagnosis.predict import (
+from labkit.diagnosis.bounds import (
     BYTES,
     EACH_OTHER,
     JITTER,
     OVERHEAD,
+    PINNING,
+    SAMPLER,
+    SHARED_STORAGE,
     UNEXPLAINED,
-    Measured,
+    Bounds,
 )  # fmt: skip
-from labkit.diagnosis.stages import COLLATE, SAMPLER, Stage
+from labkit.diagnosis.facts import DEFAULT_PREFETCH_FACTOR, Facts, Stage
+from labkit.diagnosis.loaders import OneThread, line_of
+from labkit.diagnosis.stages import COLLATE
 from labkit.diagnosis.thresholds import (
     DEVICE_BOUND_CEILING,
     EASY_GAIN_SHARE,
@@ -51,6 +55,8 @@ class Remedy:
     """One change, and what it gains."""
 
     name: str
+    subject: str = ""
+    """What is changed, where there may be several: a function, a number of workers, a dtype."""
     bottleneck: str
     """Bottleneck that the change removes."""
     expected: float | None = None
@@ -66,10 +72,15 @@ class Remedy:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """Arguments with which the change is tried; empty if it cannot be tried."""
     measured: float | None = None
-    """Measured normalized time of an epoch; None if the change was not tried."""
+    """Bounds normalized time of an epoch; None if the change was not tried."""
     ci_low: float | None = None
     """Lower end of the 95 % interval of the measurement, or of the expected time."""
     ci_high: float | None = None
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Return name and subject: no two remedies of a diagnosis share both."""
+        return self.name, self.subject
 
     @property
     def normalized_time(self) -> float | None:
@@ -82,13 +93,13 @@ class Line(NamedTuple):
 
     name: str
     bottleneck: str
-    subjects: Callable[[Measured], Sequence]
+    subjects: Callable[[Bounds], Sequence]
     """Return the stages or numbers of workers to which the line applies."""
-    leaves: Callable[[Measured, Any], Mapping[str, Any] | None]
+    leaves: Callable[[Bounds, Any], Mapping[str, Any] | None]
     """Return the demands with the change; None if only a trial can show them."""
-    reason: Callable[[Measured, Any], str]
-    change: Callable[[Measured, Any], str] | str
-    arguments: Callable[[Measured, Any], Mapping[str, Any]] | None = None
+    reason: Callable[[Bounds, Any], str]
+    change: Callable[[Bounds, Any], str] | str
+    arguments: Callable[[Bounds, Any], Mapping[str, Any]] | None = None
     """DataLoader arguments, or a change of the model, with which it is tried."""
     easy: bool = True
 
@@ -100,34 +111,34 @@ def _given(applies: bool) -> tuple:
     return (True,) if applies else ()
 
 
-def _always(_: Measured) -> tuple:  # a change that leaves the demands as they are is not proposed
+def _always(_: Bounds) -> tuple:  # a change that leaves the demands as they are is not proposed
     return (True,)
 
 
-def _more_ahead(m: Measured) -> Sequence[int]:
+def _more_ahead(m: Bounds) -> Sequence[int]:
     """Return how many batches per worker last until the slowest one is made."""
     ahead = math.ceil(m.slowest_s / m.pace_s / m.now.workers) if m.now.workers else 0
-    fits = ahead * m.now.workers * m.batch_bytes < MOST_AHEAD_BYTES
-    return (ahead,) if ahead > m.ahead and fits else ()
+    fits = ahead * m.now.workers * m.facts.batch.total_bytes < MOST_AHEAD_BYTES
+    return (ahead,) if ahead > m.facts.ahead and fits else ()
 
 
-def _waits(m: Measured) -> float:
+def _waits(m: Bounds) -> float:
     """Return the share of making a batch that needs no core."""
     return sum(s.wait_s for s in m.stages) / (sum(s.wall_s for s in m.stages) or 1.0)
 
 
-def _more_workers(m: Measured) -> Sequence[int]:
+def _more_workers(m: Bounds) -> Sequence[int]:
     counts = {m.now.cores // 2, m.now.cores}
     counts |= {4 * m.now.cores, MOST_WAITING_WORKERS} if _waits(m) > 0.5 else set()
     most = max(m.now.cores, MOST_WAITING_WORKERS)
-    allowed = MOST_AHEAD_BYTES / (m.ahead * max(m.batch_bytes, 1))
+    allowed = MOST_AHEAD_BYTES / (m.facts.ahead * max(m.facts.batch.total_bytes, 1))
     return [
         n for n in sorted(counts)
-        if not m.duplicated and m.now.workers < n <= min(most, allowed)
+        if not m.facts.duplicated and m.now.workers < n <= min(most, allowed)
     ]  # fmt: skip
 
 
-def _why_workers(m: Measured, count: int) -> str:
+def _why_workers(m: Bounds, count: int) -> str:
     if not m.now.workers:
         return f"the main process makes the batches itself, {units.seconds(m.alone_s)} each"
     if _waits(m) > 0.5:
@@ -135,123 +146,126 @@ def _why_workers(m: Measured, count: int) -> str:
     return f"{m.now.workers} of {m.now.cores} cores make batches"
 
 
-def _fewer_workers(m: Measured) -> Sequence[int]:
+def _fewer_workers(m: Bounds) -> Sequence[int]:
     if m.now.workers < 2 or m.now.hindered_s < 0.1 * m.alone_s:
         return ()
     return (min(m.now.cores, m.now.workers - 1),)
 
 
-def _overhead_s(m: Measured) -> float:
+def _overhead_s(m: Bounds) -> float:
     """Return a batch's seconds that do not depend on its size."""
     return m.share_of(OVERHEAD) * m.alone_s
 
 
-def _small_batches(m: Measured) -> Sequence:
-    return _given(m.samples > 0 and m.share_of(OVERHEAD) > PER_BATCH_OVERHEAD_SHARE)
+def _small_batches(m: Bounds) -> Sequence:
+    return _given(m.facts.batch.samples > 0 and m.share_of(OVERHEAD) > PER_BATCH_OVERHEAD_SHARE)
 
 
-def _in_large_batches(m: Measured, _: object) -> dict[str, Any]:
+def _in_large_batches(m: Bounds, _: object) -> dict[str, Any]:
     """Return what is left where nothing is done for each batch: samples, and the device's work."""
     fetched = [stage for stage in m.stages if stage.kind != COLLATE]
     changes = {
-        "cpu_s": m.probe.fastest * sum(stage.cpu_s for stage in fetched),
-        "wall_s": m.probe.fastest * sum(stage.wall_s for stage in fetched),
+        "cpu_s": m.facts.probe.fastest * sum(stage.cpu_s for stage in fetched),
+        "wall_s": m.facts.probe.fastest * sum(stage.wall_s for stage in fetched),
         "take_s": 0.0,
         "hindered_s": 0.0,
     }
-    if not m.loop.device.has_queue:  # the step computes here
+    if not m.facts.has_queue:  # the step computes here
         return changes
     # A small copy is all overhead.
-    computing_s = m.now.device_s - (0.0 if m.copy_beside else m.copy_s)
+    computing_s = m.now.device_s - (0.0 if m.copy.is_beside else m.copy.s)
     step = {"step_s": computing_s, "device_s": computing_s, "host_s": 0.0, "host_cpu_s": 0.0}
     return changes | step
 
 
-def _enough_samples(m: Measured) -> str:
-    rest_s = max(m.epoch_s / m.steps - _overhead_s(m), 1e-9) / m.samples
+def _enough_samples(m: Bounds) -> str:
+    rest_s = max(m.epoch_s / m.steps - _overhead_s(m), 1e-9) / m.facts.batch.samples
     power = math.ceil(math.log2(max(_overhead_s(m) / NEGLIGIBLE_OVERHEAD_SHARE / rest_s, 1)))
     return f"{2**power:,}"
 
 
-def _of(m: Measured, kind: str) -> Sequence[Stage]:
+def _of(m: Bounds, kind: str) -> Sequence[Stage]:
     return [stage for stage in m.stages if stage.kind == kind]
 
 
-def _computing(m: Measured) -> Sequence[Stage]:
+def _computing(m: Bounds) -> Sequence[Stage]:
     return [stage for stage in _of(m, "transform") if stage.wait_s < stage.cpu_s]
 
 
-def _waiting_reads(m: Measured) -> Sequence[Stage]:
+def _waiting_reads(m: Bounds) -> Sequence[Stage]:
     return [stage for stage in _of(m, "read") if stage.wait_s >= stage.cpu_s]
 
 
-def _computing_reads(m: Measured) -> Sequence[Sequence[Stage]]:
+def _computing_reads(m: Bounds) -> Sequence[Sequence[Stage]]:
     """Return the reads that compute, such as decompressing, which no medium makes faster."""
     return [[stage] for stage in _of(m, "read") if stage.wait_s < stage.cpu_s]
 
 
-def _is_launch_bound(m: Measured) -> bool:
+def _is_launch_bound(m: Bounds) -> bool:
     """Return whether the host's launching of work leaves the device idle."""
     is_idle = m.now.device_s < LAUNCH_BOUND_DEVICE_SHARE * m.now.step_s
     return is_idle and m.kind_s("launch") > 0.5 * m.now.step_s
 
 
-def _with_its_reads(m: Measured, transform: Stage) -> Sequence[Stage]:
+def _with_its_reads(m: Bounds, transform: Stage) -> Sequence[Stage]:
     """Return a transform and what it reads, unless that is most of it: then it is storage."""
     reads = [stage for stage in m.stages if stage.reader == transform.name]
     return [transform, *reads] if sum(s.wall_s for s in reads) < transform.wall_s else [transform]
 
 
-def _took(m: Measured, stages: Sequence[Stage]) -> str:
+def _took(m: Bounds, stages: Sequence[Stage]) -> str:
     took = units.seconds(sum(s.wall_s for s in stages))
     what = "in which a worker makes a batch" if m.now.workers else "that a batch takes"
     return f"{stages[0].name} takes {took} of the {units.seconds(m.made_s)} {what}"
 
 
-def _fastest_decoder(m: Measured, stages: Sequence[Stage]) -> str:
-    if not m.decoders_s or not m.samples:
+def _fastest_decoder(m: Bounds, stages: Sequence[Stage]) -> str:
+    if not m.facts.decoders_s or not m.facts.batch.samples:
         return ""
-    best = min(m.decoders_s, key=m.decoders_s.get)
-    own_s = sum(stage.wall_s for stage in stages) / m.samples
+    best = min(m.facts.decoders_s, key=m.facts.decoders_s.get)
+    own_s = sum(stage.wall_s for stage in stages) / m.facts.batch.samples
     return (
         f"; an image takes {units.seconds(own_s)}, labkit's {best} "
-        f"{units.seconds(m.decoders_s[best])} here"
+        f"{units.seconds(m.facts.decoders_s[best])} here"
     )
 
 
 FEWER = {"float64": ("float32", 0.5), "float32": ("uint8", 0.25)}
 
 
-def _wide(m: Measured) -> Sequence[str]:
+def _wide(m: Bounds) -> Sequence[str]:
     """Return the dtype that takes most of a batch, where a smaller one would do."""
-    if m.batch_bytes < SMALL_BATCH_BYTES:
+    if m.facts.batch.total_bytes < SMALL_BATCH_BYTES:
         return ()
-    dtype = max(m.loop.sizes, key=m.loop.sizes.get)
+    dtype = m.facts.batch.main_dtype
     # Pixels only, and only where something else than the host can make floats of them.
-    pixels = dtype == "float64" or (m.unit == "images" and m.loop.device.has_queue)
+    pixels = dtype == "float64" or (m.facts.batch.unit == "images" and m.facts.has_queue)
     return (dtype,) if dtype in FEWER and pixels else ()
 
 
-def _fewer_bytes(m: Measured, dtype: str) -> dict[str, Any]:
+def _fewer_bytes(m: Bounds, dtype: str) -> dict[str, Any]:
     """Return the demands with fewer bytes: all that touches them gets shorter."""
-    kept = 1 - (1 - FEWER[dtype][1]) * m.loop.sizes[dtype] / m.batch_bytes
+    batch = m.facts.batch
+    kept = 1 - (1 - FEWER[dtype][1]) * batch.bytes_by_dtype[dtype] / batch.total_bytes
     # Of collate, only what copies: what takes much longer does something else.
-    copies_s = min(sum(s.wall_s for s in _of(m, COLLATE)), 2 * m.copy_bytes_s)
-    sent_s = copies_s + (m.probe.pickle_s if m.now.workers else 0.0)
+    copies_s = min(sum(s.wall_s for s in _of(m, COLLATE)), 2 * m.facts.copy_bytes_s)
+    sent_s = copies_s + (m.facts.probe.pickle_s if m.now.workers else 0.0)
     sent = Stage(name="sending", kind=COLLATE, wall_s=sent_s, cpu_s=sent_s)
-    copied_s = (1 - kept) * m.copy_s
-    device_s = m.now.device_s - (0.0 if m.copy_beside else copied_s)
+    copied_s = (1 - kept) * m.copy.s
+    device_s = m.now.device_s - (0.0 if m.copy.is_beside else copied_s)
     return {
         **m.without([*_computing(m), *_of(m, "read"), sent], kept),
         "take_s": m.now.take_s * kept,
+        "pinning_s": m.now.pinning_s * kept,
         "step_s": max(m.now.step_s - copied_s, device_s),
-        "host_s": m.now.host_s - (copied_s if m.copy_blocks else 0.0),
+        "host_s": m.now.host_s - (copied_s if m.copy.blocks else 0.0),
         "device_s": device_s,
     }
 
 
-def _why_fewer(m: Measured, _: str) -> str:
-    return f"a batch is {units.count_bytes(m.batch_bytes)}, a sample {bytes_in_words(m)}"
+def _why_fewer(m: Bounds, _: str) -> str:
+    total = units.count_bytes(m.facts.batch.total_bytes)
+    return f"a batch is {total}, a sample {bytes_in_words(m)}"
 
 
 def _write_fewer(_: object, dtype: str) -> str:
@@ -260,58 +274,73 @@ def _write_fewer(_: object, dtype: str) -> str:
     return "keep pixels uint8 in the dataset; on the device: x.float().div_(255)"
 
 
-def bytes_in_words(m: Measured) -> str:
+def bytes_in_words(m: Bounds) -> str:
     """Return dtype and size of a sample, and what a smaller dtype would take: "float64, 6.3 MB"."""
-    if not m.loop.sizes or not m.samples:
+    if not m.facts.batch.total_bytes or not m.facts.batch.samples:
         return ""
-    dtype = max(m.loop.sizes, key=m.loop.sizes.get)
-    words = f"{dtype}, {units.count_bytes(m.batch_bytes / m.samples)}"
+    dtype = m.facts.batch.main_dtype
+    words = f"{dtype}, {units.count_bytes(m.facts.batch.total_bytes / m.facts.batch.samples)}"
     if _wide(m):
         other, share = FEWER[dtype]
         words += f"; {other} would be {'half' if share == 0.5 else 'a quarter'}"
     return words
 
 
-def _less(m: Measured, less_s: float, *names: str) -> dict[str, Any]:
+def _less(m: Bounds, less_s: float, *names: str) -> dict[str, Any]:
     return {name: max(getattr(m.now, name) - less_s, 0.0) for name in names}
 
 
-def _ordered(m: Measured, _: object) -> dict[str, Any]:
+def _ordered(m: Bounds, _: object) -> dict[str, Any]:
     shorter = ("take_s",) if m.now.workers else ("wall_s", "cpu_s")
-    return _less(m, m.probe.sampler_s, *shorter)
+    return _less(m, m.facts.probe.sampler_s, *shorter)
 
 
-def _shorter_step(m: Measured, less_s: float) -> dict[str, Any]:
+def _shorter_step(m: Bounds, less_s: float) -> dict[str, Any]:
     step_s = max(m.now.step_s - less_s, m.now.device_s)
     return {"step_s": step_s, **_less(m, less_s, "host_s", "host_cpu_s")}
 
 
-def _pinned(m: Measured, _: object) -> dict[str, Any]:
+def _pinned(m: Bounds, _: object) -> dict[str, Any]:
     """Return what is left where the device still copies, and the host no longer waits for that."""
-    device_s = m.now.device_s - m.copy_s + m.pinned_s
-    step_s = max(m.now.step_s - m.copy_s, device_s)
-    return {"step_s": step_s, "host_s": m.now.host_s - m.copy_s, "device_s": device_s}
+    device_s = m.now.device_s - m.copy.s + m.facts.copies.pinned_s
+    step_s = max(m.now.step_s - m.copy.s, device_s)
+    return {"step_s": step_s, "host_s": m.now.host_s - m.copy.s, "device_s": device_s}
 
 
-def _why_pinned(m: Measured, _: object) -> str:
+def _why_pinned(m: Bounds, _: object) -> str:
     return (
-        f"a copy of {units.count_bytes(m.batch_bytes)} takes {units.seconds(m.copy_s)}, in which "
-        f"the host waits; from pinned memory {units.seconds(m.pinned_s)}"
+        f"a copy of {units.count_bytes(m.facts.batch.total_bytes)} takes "
+        f"{units.seconds(m.copy.s)}, in which the host waits; "
+        f"from pinned memory {units.seconds(m.facts.copies.pinned_s)}"
     )
 
 
-def _unsynchronized(m: Measured, _: object) -> dict[str, Any]:
+def _why_pinning(m: Bounds, _: object) -> str:
+    return (
+        f"a single thread copies every batch of {units.count_bytes(m.facts.batch.total_bytes)} "
+        f"into pinned memory; that takes it {units.seconds(m.now.pinning_s)} of the "
+        f"{units.seconds(m.alone_s)} in which the loader delivers a batch"
+    )
+
+
+def _why_shared_storage(m: Bounds, _: object) -> str:
+    assert m.fetched_per_s is not None  # the row that the line applies to depends on it
+    one, together = (f"{units.count_bytes(rate)}/s" for rate in m.fetched_per_s)
+    return f"{m.now.workers} workers together read {together} from storage, and one alone {one}"
+
+
+def _unsynchronized(m: Bounds, _: object) -> dict[str, Any]:
     host_s = max(m.now.step_s - m.syncs_s, 0.0)
     return {"step_s": max(host_s, m.now.device_s), "host_s": host_s}
 
 
-def _on_host_s(m: Measured) -> float:
+def _on_host_s(m: Bounds) -> float:
     return m.kind_s("host work") + m.kind_s("compute")
 
 
-def _of_step(what: str, kind: str) -> Callable[[Measured, object], str]:
-    def reason(m: Measured, _: object) -> str:
-        function = m.host_kinds[kind].function
+def _of_step(what: str, kind: str) -> Callable[[Bounds, object], str]:
+    def reason(m: Bounds, _: object) -> str:
+        function = m.facts.host_kinds[kind].function
         return (
             f"{what} takes {units.seconds(m.kind_s(kind))} of the "
             f"{units.seconds(m.now.step_s)} of a step" + (f", most in {function}" * bool(function))
@@ -325,14 +354,14 @@ def _instead_of(stage: Stage) -> str:
     return ": ".join(filter(None, (stage.name, advice_for(stage.name))))
 
 
-def only_tried(m: Measured, subject: object) -> None:
+def only_tried(m: Bounds, subject: object) -> None:
     """Return no bound: the ceiling is all that is known without a trial."""
 
 
 # The easiest change first.
 REMEDIES = (
     Line("persistent workers", "start-up",
-         lambda m: _given(m.now.workers > 0 and "persistent_workers" not in m.arguments),
+         lambda m: _given(m.now.workers > 0 and "persistent_workers" not in m.facts.arguments),
          # Persistent workers only get a new order at the start of an epoch: 0.01 s.
          lambda m, _: {"startup_s": min(m.now.startup_s, 0.01 / m.steps)},
          lambda m, _: f"starting workers takes {units.seconds(m.now.startup_s * m.steps)} of every "
@@ -343,15 +372,17 @@ REMEDIES = (
          # Where the loader alone keeps up with the step, only a trial can tell.
          lambda m, _: {"hindered_s": 0.0} if m.alone_s > m.now.step_s else None,
          lambda m, _: f"the slowest batch takes {units.seconds(m.slowest_s)}; the batches prepared "
-         f"ahead are used up after {units.seconds(m.ahead * m.now.workers * m.pace_s)}",
+         f"ahead are used up after {units.seconds(m.facts.ahead * m.now.workers * m.pace_s)}",
          "", lambda m, n: {"prefetch_factor": n}),
     Line("limit threads", "threads",
-         lambda m: _given(m.now.workers * m.probe.threads > m.now.cores),
+         lambda m: _given(m.now.workers * m.facts.probe.threads > m.now.cores),
          only_tried,
-         lambda m, _: f"{m.now.workers} workers × {m.probe.threads:.2g} threads share "
+         lambda m, _: f"{m.now.workers} workers × {m.facts.probe.threads:.2g} threads share "
          f"{m.now.cores} cores",
          "", lambda m, _: {
-             "worker_init_fn": OneThread(m.arguments.get("worker_init_fn"), m.loop.has_opencv)
+             "worker_init_fn": OneThread(
+                 m.facts.arguments.get("worker_init_fn"), m.facts.has_opencv
+             )
          }),
     Line("no workers", OVERHEAD,
          lambda m: _given(m.now.workers > 0 and bool(_small_batches(m))),
@@ -360,18 +391,27 @@ REMEDIES = (
          f"{units.seconds(sum(s.wall_s for s in m.stages))}",
          "", lambda m, _: {"num_workers": 0}),
     Line("more workers", "workers", _more_workers,
-         lambda m, n: {"workers": n}, _why_workers, "", lambda m, n: {"num_workers": n}),
+         # Where storage is saturated, only a trial can tell.
+         lambda m, n: None if m.share_of(SHARED_STORAGE) else {"workers": n},
+         _why_workers, "", lambda m, n: {"num_workers": n}),
     Line("fewer workers", "workers", _fewer_workers, only_tried,
          lambda m, n: f"{m.now.workers} workers make a batch in {units.seconds(m.alone_s)}, which "
          f"one of them makes in {units.seconds(m.now.wall_s)} by itself",
          "", lambda m, n: {"num_workers": n}),
+    Line("no pinning", PINNING,
+         lambda m: _given(m.share_of(PINNING) > 0), only_tried, _why_pinning,
+         "", lambda m, _: {"pin_memory": False}),
+    Line("pin less", PINNING,
+         lambda m: _given(m.share_of(PINNING) > 0),
+         lambda m, _: {"pinning_s": 0.0}, _why_pinning,
+         "batches of few, large tensors in a small dtype such as uint8", easy=False),
     Line("pin memory", "transfer",
-         lambda m: _given(m.copy_blocks),
+         lambda m: _given(m.copy.blocks),
          _pinned, _why_pinned,
          "pin_memory=True in the DataLoader, and batch.to(device, non_blocking=True)"),
     # Without a change of the step, which waits for the copies then as before.
     Line("pin memory alone", "transfer",
-         lambda m: _given(m.copy_blocks and m.resident_on_device is not None),
+         lambda m: _given(m.copy.blocks and m.facts.resident_on_device is not None),
          _pinned, _why_pinned, "", lambda m, _: {"pin_memory": True}),
     Line("synchronize less often", "synchronization",
          _always, _unsynchronized,
@@ -404,7 +444,7 @@ REMEDIES = (
     *(
         Line(name, COMPUTE,
              lambda m: _given(
-                 m.loop.model is not None
+                 m.facts.has_model
                  and m.ceiling > DEVICE_BOUND_CEILING
                  and not _is_launch_bound(m)
              ),
@@ -426,7 +466,7 @@ REMEDIES = (
          "model.compile(mode='reduce-overhead'), a fused optimizer (fused=True), or larger batches",
          easy=False),
     Line("split between workers", DUPLICATED,
-         lambda m: _given(m.duplicated and m.now.workers > 1),
+         lambda m: _given(m.facts.duplicated and m.now.workers > 1),
          lambda m, _: {"shorter": 1 / m.now.workers},
          lambda m, _: f"each of {m.now.workers} workers delivers the same samples: an epoch is "
          f"{m.now.workers} times as long as its data",
@@ -442,7 +482,8 @@ REMEDIES = (
     Line("larger batches", OVERHEAD, _small_batches,
          _in_large_batches,
          lambda m, _: f"{units.seconds(_overhead_s(m))} a batch do not depend on its "
-         f"{units.count(m.samples, m.unit[:-1])}; from {_enough_samples(m)} on they are below "
+         f"{units.count(m.facts.batch.samples, m.facts.batch.unit[:-1])}; from "
+         f"{_enough_samples(m)} on they are below "
          f"{units.whole_percent(NEGLIGIBLE_OVERHEAD_SHARE)}",
          lambda m, _: f"batch_size={_enough_samples(m)}", easy=False),
     # Where the loader is fast enough, bytes matter for the copy to the device alone.
@@ -451,11 +492,11 @@ REMEDIES = (
     Line("fewer bytes", BYTES, lambda m: _wide(m) if m.ceiling <= LOADER_BOUND_CEILING else (),
          _fewer_bytes, _why_fewer, _write_fewer, easy=False),
     Line("cheaper serialization", "serialization",
-         lambda m: _given(m.now.workers > 0 and m.objects > MANY_OBJECTS_PER_BATCH),
+         lambda m: _given(m.now.workers > 0 and m.facts.batch.objects > MANY_OBJECTS_PER_BATCH),
          lambda m, _: {"take_s": 0.0, "cpu_s": sum(s.cpu_s for s in m.stages),
                        "wall_s": sum(s.wall_s for s in m.stages), "hindered_s": 0.0},
-         lambda m, _: f"a batch holds {m.objects:,} Python objects, which take "
-         f"{units.seconds(m.probe.pickle_s)} to send",
+         lambda m, _: f"a batch holds {m.facts.batch.objects:,} Python objects, which take "
+         f"{units.seconds(m.facts.probe.pickle_s)} to send",
          "return tensors (they go through shared memory), not lists, dicts or objects",
          easy=False),
     Line("faster decode", "decode", lambda m: [_of(m, "decode")], lambda m, some: m.without(some),
@@ -465,15 +506,15 @@ REMEDIES = (
     Line("faster transform", "transform", lambda m: [_with_its_reads(m, s) for s in _computing(m)],
          lambda m, some: m.without(some), _took,
          lambda m, some: _instead_of(some[0])
-         + "; in the data set, where workers run it" * (not m.is_data_loader),
+         + "; in the data set, where workers run it" * (not m.facts.is_data_loader),
          easy=False),
     Line("faster collate", "collate",
-         lambda m: [[s for s in _of(m, COLLATE) if s.wall_s > 2 * m.copy_bytes_s]],
+         lambda m: [[s for s in _of(m, COLLATE) if s.wall_s > 2 * m.facts.copy_bytes_s]],
          lambda m, some: m.without(some), _took,
          "torch.stack of ready tensors, and nothing else in collate_fn", easy=False),
     Line("faster sampler", SAMPLER, _always, _ordered,
          lambda m, _: "drawing a batch's samples takes the main process "
-         f"{units.seconds(m.probe.sampler_s)}",
+         f"{units.seconds(m.facts.probe.sampler_s)}",
          "draw the order once per epoch, as an array", easy=False),
     Line("wait less", "waiting",
          lambda m: [[s for s in _of(m, "transform") if s.wait_s >= s.cpu_s]],
@@ -488,14 +529,28 @@ REMEDIES = (
          lambda m, some: m.without(some), _took,
          lambda m, some: f"{_instead_of(some[0])}; it computes, so a faster disk does not help",
          easy=False),
-    Line("faster reads", "storage", lambda m: [_waiting_reads(m)],
+    Line("faster shared storage", SHARED_STORAGE,
+         lambda m: [_waiting_reads(m)] if m.share_of(SHARED_STORAGE) else [],
+         lambda m, some: m.without(some) | {"hindered_s": 0.0},
+         _why_shared_storage,
+         "copy the files to a local disk first, or store less to read: smaller images, or many "
+         "in one file; more workers read no faster", easy=False),
+    Line("faster reads", "storage",
+         lambda m: [] if m.share_of(SHARED_STORAGE) else [_waiting_reads(m)],
          lambda m, some: m.without(some), _took,
          "copy the files to an SSD or tmpfs, or pack them into one file that is read in order",
          easy=False),
 )  # fmt: skip
 
 
-def propose(m: Measured) -> tuple[Remedy, ...]:
+def _text_of(subject: object) -> str:
+    """Return the text by which a subject of a line is told from others; "" for the only one."""
+    if isinstance(subject, list):
+        return subject[0].name if subject else ""
+    return "" if subject is True else str(subject)
+
+
+def propose(m: Bounds) -> tuple[Remedy, ...]:
     """Return all that may make a practical difference, in the order of the table.
 
     Their times are predictions until they are tried.
@@ -510,18 +565,21 @@ def propose(m: Measured) -> tuple[Remedy, ...]:
                 ci_low, ci_high = m.interval_of(expected)
             arguments = line.arguments(m, subject) if line.arguments else {}
             # Arguments to change belong to a DataLoader.
-            helps = (expected or m.ceiling) <= 1 - DELTA and (m.is_data_loader or not arguments)
+            helps = (expected or m.ceiling) <= 1 - DELTA and (
+                m.facts.is_data_loader or not arguments
+            )
             if not helps and "model" not in arguments:
                 continue
             change = line.change(m, subject) if callable(line.change) else line.change
             remedies.append(
                 Remedy(
                     name=line.name,
+                    subject=_text_of(subject),
                     bottleneck=line.bottleneck,
                     expected=expected,
                     floor=None if left is None else m.floor(**left),
                     reason=line.reason(m, subject),
-                    change=change or line_of({**m.arguments, **arguments}),
+                    change=change or line_of({**m.facts.arguments, **arguments}),
                     easy=line.easy,
                     arguments=arguments,
                     ci_low=ci_low,
@@ -531,20 +589,19 @@ def propose(m: Measured) -> tuple[Remedy, ...]:
     return tuple(remedies)
 
 
-def for_shared_memory(m: Measured) -> tuple[Remedy, ...]:
+def for_shared_memory(facts: Facts) -> tuple[Remedy, ...]:
     """Return what makes the batches that workers prepare ahead fit into shared memory."""
-    loader, sizes, remedies = m.loop.loader, m.loop.sizes, []
-    arguments = arguments_of(loader)
-    batches = f"{loader.num_workers * loader.prefetch_factor} batches"
-    if m.batch_bytes:
-        batches += f" of {units.count_bytes(m.batch_bytes)}"
+    arguments, dtype, remedies = facts.arguments, facts.batch.main_dtype, []
+    batches = f"{facts.workers * facts.ahead} batches"
+    if facts.batch.total_bytes:
+        batches += f" of {units.count_bytes(facts.batch.total_bytes)}"
     remedy = partial(Remedy, bottleneck=SHARED_MEMORY, reason=f"workers prepare {batches} ahead")
-    if loader.prefetch_factor > DEFAULT_PREFETCH_FACTOR:
+    if facts.ahead > DEFAULT_PREFETCH_FACTOR:
         fewer = {"prefetch_factor": DEFAULT_PREFETCH_FACTOR}
         remedies.append(remedy(name="less prefetching", change=line_of({**arguments, **fewer})))
-    if sizes and (dtype := max(sizes, key=sizes.get)) in FEWER:
+    if dtype in FEWER:
         remedies.append(remedy(name="fewer bytes", change=_write_fewer(None, dtype)))
-    if loader.num_workers > 1:
+    if facts.workers > 1:
         one_worker = line_of({**arguments, "num_workers": 1})
         remedies.append(remedy(name="fewer workers", change=one_worker))
     return tuple(remedies)
@@ -556,7 +613,7 @@ def worth_it(proposed: Sequence[Remedy]) -> list[Remedy]:
     Where a change was tried, only what was measured counts.
     """
     tried = {remedy.name for remedy in proposed if remedy.measured is not None}
-    kept: dict[str, Remedy] = {}
+    kept: dict[tuple[str, str], Remedy] = {}
     for remedy in proposed:
         is_predicted = remedy.measured is None
         if is_predicted and (remedy.expected is None or remedy.name in tried):
@@ -564,14 +621,14 @@ def worth_it(proposed: Sequence[Remedy]) -> list[Remedy]:
         is_in_vain = not is_predicted and (remedy.ci_high or 0.0) >= 1
         if remedy.normalized_time > 1 - DELTA or is_in_vain:
             continue
-        key = remedy.change if is_predicted and not remedy.arguments else remedy.name
+        key = (remedy.name, "") if remedy.arguments else remedy.key
         best = kept.get(key)
         if best is None or remedy.normalized_time < best.normalized_time - EQUAL_GAIN_DIFFERENCE:
             kept[key] = remedy
     return list(kept.values())
 
 
-def in_order(m: Measured, gains: Sequence[Remedy]) -> tuple[str, tuple[Remedy, ...]]:
+def in_order(m: Bounds, gains: Sequence[Remedy]) -> tuple[str, tuple[Remedy, ...]]:
     """Return the bottleneck and at most five remedies: its best, what was tried, the others."""
     first = _first(m, gains) if gains else None
     rest = sorted(
@@ -584,7 +641,7 @@ def in_order(m: Measured, gains: Sequence[Remedy]) -> tuple[str, tuple[Remedy, .
     return first.bottleneck, (first, *rest[: MOST_REMEDIES - 1])
 
 
-def _first(m: Measured, gains: Sequence[Remedy]) -> Remedy | None:
+def _first(m: Bounds, gains: Sequence[Remedy]) -> Remedy | None:
     """Return what to do first; None where too much of the time is not explained."""
     for remedy in gains:
         if remedy.bottleneck == DUPLICATED:
@@ -603,7 +660,8 @@ def _first(m: Measured, gains: Sequence[Remedy]) -> Remedy | None:
     if unknown:
         return None
     # What they wait for is the other workers, whatever function does the waiting.
-    return next((one for one in gains if one.bottleneck == EACH_OTHER), None) or _best(gains)
+    shared = (EACH_OTHER, SHARED_STORAGE)
+    return next((one for one in gains if one.bottleneck in shared), None) or _best(gains)
 
 
 def _best(some: Sequence[Remedy]) -> Remedy:

@@ -14,14 +14,16 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import islice, pairwise
 from multiprocessing.reduction import ForkingPickler
+from operator import truediv
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from labkit.diagnosis import tracer
+from labkit.diagnosis.facts import Stage, Stages
 from labkit.diagnosis.loaders import copied, epochs, is_data_loader
 from labkit.diagnosis.tracer import Totals, Tracer
 from labkit.machine import procfs
@@ -29,47 +31,7 @@ from labkit.machine import procfs
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
-COLLATE, SERIALIZATION, SAMPLER = "collate", "serialization", "sampler"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Stage:
-    """One stage of making and sending a batch, in seconds per batch in one worker."""
-
-    name: str
-    """The function that took most of its time; "collate" has none."""
-    kind: str
-    """read, decode, transform or collate."""
-    wall_s: float
-    cpu_s: float
-    """CPU seconds of all threads of the process."""
-    reader: str = ""
-    """Transform that a read is part of; "" if there is none."""
-
-    @property
-    def wait_s(self) -> float:
-        """Wall seconds in which no thread of the process computed."""
-        return max(0.0, self.wall_s - self.cpu_s)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Stages:
-    """Measurements of `probe_stages`."""
-
-    stages: tuple[Stage, ...] = ()
-    """Most time first; empty where no batch came."""
-    slowest: float = 1.0
-    """The slowest batch's seconds ÷ the mean."""
-    fastest: float = 1.0
-    """The fastest batch's seconds ÷ the mean."""
-    threads: float = 1.0
-    """That a worker keeps busy, or that OpenCV would start in it."""
-    pickle_s: float = 0.0
-    """CPU of the worker to send a batch, with the copy to shared memory; 0 without workers."""
-    sampler_s: float = 0.0
-    """Seconds of the main process to draw the samples of a batch."""
-    error: Exception | None = None
-    """Error that ended the probe early; earlier measurements are kept."""
+COLLATE = "collate"
 
 
 def probe_stages(loader: Iterable, *, seconds: float) -> Stages:
@@ -99,7 +61,7 @@ def probe_stages(loader: Iterable, *, seconds: float) -> Stages:
         else:
             recorder = Recorder()
             begin = partial(_made_here, loader, recorder)
-        stages = _summarize(*_take(begin, recorder, seconds))
+        stages = stages_of(*_take(begin, recorder, seconds))
     return replace(stages, sampler_s=_sampler_s(loader)) if is_data_loader(loader) else stages
 
 
@@ -172,6 +134,8 @@ class Made(NamedTuple):
     """The batch as workers send it, which costs less to send than the batch."""
     pickle_s: float = 0.0
     """CPU for packing the parcel."""
+    fetched_bytes: int | None = None
+    """That the process has read until then from disks and network file systems."""
 
 
 class Recorder:
@@ -210,7 +174,9 @@ class Recorder:
     def finish(self, batch: object) -> Made:
         """Return what a batch took that was made just now."""
         _, queued_s = procfs.scheduled_s()
-        made = Made(self._number, self._tracer.take(), time.perf_counter(), queued_s)
+        fetched_bytes = procfs.counters("/proc/self/io").get("read_bytes")
+        totals, at_s = self._tracer.take(), time.perf_counter()
+        made = Made(self._number, totals, at_s, queued_s, fetched_bytes=fetched_bytes)
         self._number += 1
         if not self.sends:
             return made
@@ -222,7 +188,13 @@ class Recorder:
 # --- from batches to stages -------------------------------------------------------------------
 
 
-def _summarize(taken: Sequence[Made], error: Exception | None) -> Stages:
+def stages_of(taken: Sequence[Made], error: Exception | None) -> Stages:
+    """Return the mean of batches, stage by stage.
+
+    Args:
+        taken: in the order in which they were made.
+        error: what ended the probe early.
+    """
     if not taken:
         return Stages(error=error)
     # The first batch of a worker opens files and imports modules; it counts only if it is alone.
@@ -232,6 +204,11 @@ def _summarize(taken: Sequence[Made], error: Exception | None) -> Stages:
     _, thread_s, process_s = map(sum, zip(*counted)) if counted else (0.0, 0.0, 0.0)
     queued_s = sum(b.queued_s - a.queued_s for a, b in pairs)
     usual = sys.modules["cv2"].getNumThreads() if "cv2" in sys.modules else 1
+    fetches = [
+        (b.fetched_bytes - a.fetched_bytes, b.at_s - a.at_s)
+        for a, b in pairs
+        if a.fetched_bytes is not None and b.fetched_bytes is not None
+    ]
     took_s = [b.at_s - a.at_s - a.pickle_s for a, b in pairs] or [1.0]
     return Stages(
         stages=_stages(made, queued_s / (thread_s or 1.0)),
@@ -241,6 +218,7 @@ def _summarize(taken: Sequence[Made], error: Exception | None) -> Stages:
         pickle_s=median(
             one.pickle_s for one in taken
         ),  # one that was scheduled late does not count
+        fetched_per_s=truediv(*map(sum, zip(*fetches))) if fetches else None,
         error=error,
     )
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from labkit import units
-from labkit.diagnosis.predict import UNEXPLAINED, Measured
+from labkit.diagnosis.bounds import UNEXPLAINED, Bounds
 from labkit.diagnosis.remedies import COMPUTE, Remedy, bytes_in_words
 from labkit.diagnosis.thresholds import (
     INPUT_BOUND_SHARE,
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 def screen(diagnosis: Diagnosis) -> Iterator[str]:
     """Yield verdict, ceiling, remedies and where the time goes: one screen."""
-    m = diagnosis.measured
-    if m.broken:
-        below = ". What was measured until then is below" * bool(m.first_s)
-        yield f"Diagnosis stopped: {m.broken}{below}."
-    if diagnosis.ceiling is None:
+    facts, m = diagnosis.facts, diagnosis.bounds
+    if diagnosis.broken:
+        below = ". What was measured until then is below" * bool(facts.first_s)
+        yield f"Diagnosis stopped: {diagnosis.broken}{below}."
+    if m is None or diagnosis.ceiling is None:
         if diagnosis.bottleneck:
             yield f"Bottleneck: {diagnosis.bottleneck}. {shared_memory.why_full()}"
         for number, remedy in enumerate(diagnosis.remedies, 1):
@@ -34,37 +34,40 @@ def screen(diagnosis: Diagnosis) -> Iterator[str]:
             yield f"   {remedy.change}"
         yield from _arms(diagnosis)
         return
-    yield _verdict(diagnosis)
-    now = _per_s(m, m.epoch_s / m.steps)
+    yield _verdict(diagnosis, m)
+    now, unit = _per_s(m, m.epoch_s / m.steps), facts.batch.unit
     yield (
         f"With a loader that takes no time: up to {1 / m.ceiling:.3g}× as fast "
-        f"({_rate(now)} → {_rate(now / m.ceiling)} {m.unit}/s)."
+        f"({_rate(now)} → {_rate(now / m.ceiling)} {unit}/s)."
     )
     for number, remedy in enumerate(diagnosis.remedies, 1):
-        yield from _remedy(number, remedy, now, m)
+        rates = f"{_rate(now)} → {_rate(now / max(remedy.normalized_time, 1e-3))} {unit}/s"
+        yield f"{number}. {remedy.name}: {_gain(remedy)}, {rates}; {remedy.reason}."
+        yield f"   {remedy.change}"
     if not diagnosis.remedies:
         reason = "no change that was tried or can be bounded saves 3 %."
         yield f"Nothing to gain: {reason}" if diagnosis.bottleneck == COMPUTE else f"N{reason[1:]}"
     alone, step = _per_s(m, m.alone_s), _per_s(m, m.now.step_s)
     yield (
-        f"The step alone ({m.loop.device.label}): {_rate(step)} {m.unit}/s; the loader alone: "
+        f"The step alone ({facts.device}): {_rate(step)} {unit}/s; the loader alone: "
         f"{_rate(alone)}."
     )
     if rows := _rows(m):
-        who = "A worker" if m.now.workers and m.is_data_loader else "The main process"
+        who = "A worker" if m.now.workers and facts.is_data_loader else "The main process"
         yield f"{who} takes {units.seconds(m.made_s)} for a batch: {rows}."
     if words := bytes_in_words(m):
         yield f"A sample: {words}."
-    yield from (f"Note: {message}." for message in m.failed)
+    yield from (f"Note: {message}." for message in diagnosis.failed)
 
 
 def details(diagnosis: Diagnosis) -> Iterator[str]:
     """Yield what the screen rests on."""
     yield from _arms(diagnosis)
-    m = diagnosis.measured
-    for row in (row for row in m.rows if row.share > LISTED_SHARE):
-        took = f"{units.seconds(row.seconds)}, {units.percent(row.share)}"
-        yield f"{row.name} ({row.kind}): {took}"
+    facts = diagnosis.facts
+    for row in diagnosis.bounds.rows if diagnosis.bounds else ():
+        if row.share > LISTED_SHARE:
+            took = f"{units.seconds(row.seconds)}, {units.percent(row.share)}"
+            yield f"{row.name} ({row.kind}): {took}"
     for remedy in diagnosis.proposed:
         if remedy.measured is not None and remedy not in diagnosis.remedies:
             yield f"{remedy.name}: {_gain(remedy)}; {remedy.change}"
@@ -72,16 +75,16 @@ def details(diagnosis: Diagnosis) -> Iterator[str]:
         if remedy.measured is None:
             least = units.normalized(remedy.floor)
             yield f"{remedy.name}: no epoch can take less than {least} of the time now"
-    blocks = units.count(len(m.of("resident")), "block")
+    blocks = units.count(len(facts.of("resident")), "block")
     yield (
-        f"{blocks} of every arm in random order, on {m.loop.device.label}; "
-        f"{units.count_bytes(m.batch_bytes)} a batch."
+        f"{blocks} of every arm in random order, on {facts.device}; "
+        f"{units.count_bytes(facts.batch.total_bytes)} a batch."
     )
-    yield from (f"Note: {note}." for note in m.notes)
+    yield from (f"Note: {note}." for note in facts.notes)
 
 
 def _arms(diagnosis: Diagnosis) -> Iterator[str]:
-    if first_s := diagnosis.measured.first_s:
+    if first_s := diagnosis.facts.first_s:
         yield f"first steps, loading and computing: {units.seconds(first_s)} a step"
     for title, (step_s, *_) in diagnosis.arms().items():
         yield f"{title}: {units.seconds(step_s)} a step"
@@ -91,12 +94,11 @@ def _rate(per_s: float) -> str:
     return f"{per_s:,.0f}" if per_s >= 100 else f"{per_s:.3g}"
 
 
-def _per_s(m: Measured, step_s: float) -> float:
-    return max(m.samples, 1) / step_s
+def _per_s(m: Bounds, step_s: float) -> float:
+    return max(m.facts.batch.samples, 1) / step_s
 
 
-def _verdict(diagnosis: Diagnosis) -> str:
-    m = diagnosis.measured
+def _verdict(diagnosis: Diagnosis, m: Bounds) -> str:
     verdict = f"{diagnosis.verdict[0].upper()}{diagnosis.verdict[1:]}"
     sentence = f"{verdict}: the training waits for data {units.percent(1 - m.ceiling)}"
     if len(ends := m.stalls()) > 1:
@@ -122,12 +124,6 @@ def _verdict(diagnosis: Diagnosis) -> str:
     return f"{sentence}. Bottleneck: {diagnosis.bottleneck}."
 
 
-def _remedy(number: int, remedy: Remedy, now: float, m: Measured) -> Iterator[str]:
-    rates = f"{_rate(now)} → {_rate(now / max(remedy.normalized_time, 1e-3))} {m.unit}/s"
-    yield f"{number}. {remedy.name}: {_gain(remedy)}, {rates}; {remedy.reason}."
-    yield f"   {remedy.change}"
-
-
 def _gain(remedy: Remedy) -> str:
     """Return how much faster: "1.8× as fast [1.7, 2.0] (expected)"."""
     fast = f"{1 / max(remedy.normalized_time, 1e-3):.3g}× as fast"
@@ -136,7 +132,7 @@ def _gain(remedy: Remedy) -> str:
     return f"{fast} ({'expected' if remedy.measured is None else 'tried'})"
 
 
-def _rows(m: Measured) -> str:
+def _rows(m: Bounds) -> str:
     shown = [row for row in m.rows if row.share >= SHOWN_SHARE and row.kind != UNEXPLAINED]
     parts = [f"{row.name} {units.whole_percent(row.share)}" for row in shown[:5]]
     rest = m.share_of(UNEXPLAINED)

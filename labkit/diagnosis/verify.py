@@ -13,93 +13,107 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from labkit.analysis.compare import Comparison
 from labkit.analysis.statistics import log_ratio
+from labkit.contracts import Skip
 from labkit.diagnosis import loaders
+from labkit.diagnosis.bounds import Bounds
 from labkit.diagnosis.measure import (
     LONGEST_S,
     TRIALS_SHARE,
     Loop,
     count_arms,
-    evict,
     in_blocks,
     in_one_line,
     stall_limit,
     stretch_s,
     whole,
+    why_not_evicted,
 )  # fmt: skip
-from labkit.diagnosis.predict import Measured
 from labkit.diagnosis.remedies import Remedy
 
-AS_IS = ("A1", "A2")
+Key = tuple[str, str]  # of a remedy
+AS_IS: tuple[Key, Key] = ("as it is", "1"), ("as it is", "2")
+
+
+class Trials(NamedTuple):
+    """What came of trying remedies."""
+
+    remedies: tuple[Remedy, ...]
+    """All that were proposed; those that were tried have `measured` and its 95 % interval."""
+    failed: tuple[str, ...] = ()
+    """Errors of the user's code with a remedy."""
+    broken: str = ""
+    """Reason why the trials ended early, without a result."""
 
 
 def try_remedies(
-    m: Measured,
-    proposed: Sequence[Remedy],
+    loop: Loop,
+    m: Bounds,
+    proposed: tuple[Remedy, ...],
+    *,
     files: Sequence[Path],
     budget_s: float,
     say: Callable[[str, float], None],
-) -> tuple[Remedy, ...]:
+) -> Trials:
     """Time epochs with remedies applied to copies of the user's DataLoader, or to the model.
 
     Args:
-        m: what was measured; what a trial raised is added to `failed`.
+        loop: whose loader and step are tried.
+        m: what was measured of it.
         proposed: the most promising of them are tried, as many as there is time for: two to five.
         files: evicted before every trial; empty where trials are as warm as the files are.
         budget_s: of the diagnosis, of which trials take a share.
         say: called with what is measured next and the share that is done.
-
-    Returns:
-        The same remedies; those that were tried have `measured` and its 95 % interval.
     """
-    loop, seconds = m.loop, TRIALS_SHARE * budget_s
+    seconds, failed = TRIALS_SHARE * budget_s, []
     # What removes something that was measured is more promising than what can only be tried.
     promising = (remedy for remedy in proposed if remedy.arguments)
     tried = sorted(promising, key=lambda one: (one.expected is None, one.expected or m.ceiling))
     if not tried:
-        return tuple(proposed)
+        return Trials(proposed)
     room = count_arms(seconds, loop.loader, m.epoch_s / m.steps) - len(AS_IS)
     tried = tried[: min(max(room, 2), 5)]
     ends_s = time.monotonic() + seconds
     timed_s = stretch_s(seconds, len(tried) + len(AS_IS))
     with ExitStack() as stack:
         # Loader, what opens a context in which it is timed, and for how long.
-        arms: dict[str, tuple[Iterable, Callable, float]] = dict.fromkeys(
+        arms: dict[Key, tuple[Iterable, Callable, float]] = dict.fromkeys(
             AS_IS, (loop.loader, nullcontext, timed_s)
         )
+        changes = {remedy.key: remedy.change for remedy in tried}
         for remedy in tried:
             try:
                 with stall_limit() as wait_for:
                     wait_for("a first step with it", loaders.FIRST)
                     applied = _applied(loop, remedy, stack)
-                arms[remedy.change] = (*applied, max(timed_s, _filling_s(m, remedy)))
+                arms[remedy.key] = (*applied, max(timed_s, _filling_s(m, remedy)))
             except Exception as error:  # the user's own code may raise anything
-                m.failed.append(f"{remedy.name} could not be tried: {in_one_line(error)}")
-        epochs_s: dict[str, list[float]] = {arm: [] for arm in arms}
+                failed.append(f"{remedy.name} could not be tried: {in_one_line(error)}")
+        epochs_s: dict[Key, list[float]] = {arm: [] for arm in arms}
         for arm in in_blocks(
             arms, ends_s, lambda text, share: say(text, 1 - TRIALS_SHARE * (1 - share))
         ):
             try:
-                if files:
-                    evict(files, m)
+                if files and (reason := why_not_evicted(files)):
+                    raise Skip(reason)
                 loader, changed, lasts_s = arms[arm]
                 with changed():
                     stretch = loop.run("warm", loader, lasts_s, once=bool(files))
                 epochs_s[arm].append(stretch.epoch_s or stretch.step_s)
             except Exception as error:
                 if arm in AS_IS:
-                    m.broken = in_one_line(error)
-                    return tuple(proposed)
-                m.failed.append(f"{arm} could not be tried: {in_one_line(error)}")
+                    return Trials(proposed, tuple(failed), in_one_line(error))
+                failed.append(f"{changes[arm]} could not be tried: {in_one_line(error)}")
                 del arms[arm], epochs_s[arm]
     base_s = list(zip(*(epochs_s[arm] for arm in AS_IS)))
-    return tuple(_with_times(each, epochs_s.get(each.change), base_s) for each in proposed)
+    timed = (_with_times(each, epochs_s.get(each.key), base_s) for each in proposed)
+    return Trials(tuple(timed), tuple(failed))
 
 
-def _filling_s(m: Measured, remedy: Remedy) -> float:
+def _filling_s(m: Bounds, remedy: Remedy) -> float:
     """Return how long to try a change of prefetching; 0 for other changes."""
     ahead = int(remedy.arguments.get("prefetch_factor", 0)) * m.now.workers
     # The queue fills in four times the seconds in which the training uses up the batches ahead.

@@ -30,7 +30,7 @@ from labkit.diagnosis.loaders import check_loader
 from labkit.diagnosis.loops import Loops
 from labkit.files import progress_stream
 from labkit.machine import hardware
-from labkit.machine.gpu import Reading, is_mps_in_use, open_gpu
+from labkit.machine.gpu import Reading, open_gpu, other_gpu_in_use
 from labkit.machine.usage import NVML_PERIOD_S, Sampler, cores_s
 
 FIRST_STEPS = 50  # before the first report
@@ -260,7 +260,7 @@ def _device() -> Device:
         return "cpu"
     if torch.cuda.is_initialized():
         return "cuda"
-    return "mps" if is_mps_in_use() else "cpu"
+    return other_gpu_in_use() or "cpu"
 
 
 def rank_of_launcher() -> int | None:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Set
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from labkit.contracts import Skip
 from labkit.records import CudaState
@@ -229,12 +229,16 @@ def _torch_gpu(pynvml: ModuleType, index: int | None) -> object:
         return pynvml.nvmlDeviceGetHandleByUUID(f"MIG-{uuid}")
 
 
-def is_mps_in_use() -> bool:
-    """Return whether this process holds tensors on Apple's GPU."""
+def other_gpu_in_use() -> Literal["mps", "xpu"] | None:
+    """Return torch's name of Apple's or Intel's GPU where this process holds tensors on it."""
     torch = sys.modules.get("torch")
-    if torch is None or not torch.backends.mps.is_available():
-        return False
-    return torch.mps.current_allocated_memory() > 0
+    if torch is None:
+        return None
+    if torch.backends.mps.is_available() and torch.mps.current_allocated_memory():
+        return "mps"
+    if torch.xpu.is_initialized() and torch.xpu.memory_allocated():
+        return "xpu"
+    return None
 
 
 def index_in_use() -> int | None:

@@ -19,14 +19,16 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 import labkit as lab
+from labkit.diagnosis import bounds, loaders, measure, remedies
 from labkit.diagnosis import diagnose as module
-from labkit.diagnosis import loaders, measure, predict, remedies
+from labkit.diagnosis.bounds import bounds_of
 from labkit.diagnosis.devices import find_device
 from labkit.diagnosis.diagnose import conclude
+from labkit.diagnosis.facts import Batch, Facts, Stages
 from labkit.diagnosis.measure import Loop
-from labkit.diagnosis.predict import Measured
-from labkit.diagnosis.stages import Stages
+from labkit.diagnosis.remedies import propose
 from labkit.diagnosis.thresholds import BLOCKING_SYNCS_PER_STEP
+from labkit.diagnosis.verify import Trials, try_remedies
 from labkit.machine import shared_memory
 from labkit.machine.clock import SystemClock
 from labkit.machine.usage import own_cpu_s
@@ -130,7 +132,7 @@ def test_it_says_so_on_one_screen(without_workers):
 def test_the_rest_stands_in_details_and_tables(without_workers):
     assert "give files for that" in without_workers.details()
     assert list(without_workers.table().columns) == ["step_s", "epoch_s", "cpu_s"]
-    rows = without_workers.measured.rows
+    rows = without_workers.bounds.rows
     assert "waiting" in {row.kind for row in rows}
     assert sum(row.share for row in rows) == pytest.approx(1, abs=0.05)
 
@@ -187,7 +189,7 @@ def test_a_subclass_with_an_iterator_of_its_own_is_tried_with_workers(kind):
     found = diagnose(kind(Waiting(cpu_s=0.03), batch_size=2), step, device=step.device)
     assert (found.broken, found.bottleneck) == ("", "workers")
     assert found.remedies[0].measured < 0.9
-    assert "waiting" in {row.kind for row in found.measured.rows}
+    assert "waiting" in {row.kind for row in found.bounds.rows}
 
 
 @pytest.mark.alone
@@ -210,7 +212,8 @@ def test_a_generator_that_delays_the_step_is_the_bottleneck():
     assert (found.verdict, found.bottleneck) == ("highly input-bound", "waiting")
     assert re.search(r"1\. wait less: [\d.e+]+× as fast \[.*\] \(expected\), ", str(found))
     assert "not a torch DataLoader" in found.details()
-    unseen = conclude(replace(found.measured, probe=Stages()))
+    facts = replace(found.facts, probe=Stages())
+    unseen = conclude(facts, bounds_of(facts), Trials(propose(bounds_of(facts))))
     assert unseen.bottleneck == "not explained"
     assert "Not explained: 100 % of a batch's time." in str(unseen)
     assert "Nothing to gain" not in str(unseen)
@@ -231,7 +234,7 @@ class Locked(Slow):
 @pytest.mark.alone
 def test_workers_that_wait_for_each_other_are_told_from_busy_ones(monkeypatch):
     # Whatever other programs use the cores for.
-    monkeypatch.setattr(predict, "IDLE_CORES_SHARE", -1.0)
+    monkeypatch.setattr(bounds, "IDLE_CORES_SHARE", -1.0)
     step = Simulated(ms=1)
     found = diagnose(DataLoader(Locked(), batch_size=4, num_workers=2), step, device=step.device)
     assert found.bottleneck == "workers wait for each other"
@@ -250,7 +253,7 @@ class Late(Waiting):
 @pytest.mark.alone
 def test_workers_that_wait_for_a_late_batch_need_more_ahead(monkeypatch):
     # Whatever other programs use the cores for.
-    monkeypatch.setattr(predict, "IDLE_CORES_SHARE", -1.0)
+    monkeypatch.setattr(bounds, "IDLE_CORES_SHARE", -1.0)
     step = Simulated(ms=5)
     loader = DataLoader(Late(240, cpu_s=0.001), batch_size=2, num_workers=2, prefetch_factor=1)
     # Long enough to look at some late batches in a worker.
@@ -308,7 +311,7 @@ class Constant(IterableDataset):
 
 def test_equal_samples_are_not_taken_for_duplicates():
     found = diagnose(DataLoader(Constant(), batch_size=4, num_workers=2), lambda batch: None)
-    assert found.broken == "" and not found.measured.duplicated
+    assert found.broken == "" and not found.facts.duplicated
 
 
 def test_a_model_that_is_given_learns_nothing_and_is_tried_in_other_forms(monkeypatch):
@@ -446,6 +449,49 @@ def test_workers_that_fill_their_queues_are_no_part_of_the_step(monkeypatch):
     time.sleep(0.2)
     assert own_cpu_s() - before_s < 0.1
     batches._shutdown_workers()
+
+
+class Pinned(dict):
+    """A batch that takes 20 ms of CPU to copy into pinned memory."""
+
+    def pin_memory(self):
+        ends_s = time.thread_time() + 0.02
+        while time.thread_time() < ends_s:
+            pass
+        return self
+
+
+def pinned(samples):
+    return Pinned(image=torch.stack(samples))
+
+
+@pytest.fixture
+def pinning_loader(monkeypatch):
+    # Torch starts the thread that pins only where there is an accelerator.
+    for name in ("current_accelerator", "set_device_index"):
+        monkeypatch.setattr(torch.accelerator, name, lambda *_: None)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
+    samples = [torch.zeros(3, 8, 8)] * 200
+    return DataLoader(samples, batch_size=4, num_workers=1, pin_memory=True, collate_fn=pinned)
+
+
+def test_the_cpu_time_of_the_thread_that_pins_is_counted_apart(pinning_loader):
+    with loaders.copied(pinning_loader) as twin:
+        stretch = Loop(twin, print).run("alone", twin, 0.0)
+    assert 0.015 < stretch.pinning_s < 0.05
+    with loaders.copied(pinning_loader, pin_memory=False) as twin:
+        assert Loop(twin, print).run("alone", twin, 0.0).pinning_s is None
+
+
+@pytest.mark.alone
+def test_a_saturated_thread_that_pins_is_the_bottleneck(pinning_loader):
+    found = diagnose(pinning_loader, lambda batch: None)
+    assert (found.broken, found.bottleneck) == ("", "pinning")
+    assert found.remedies[0].name == "no pinning"
+    assert found.remedies[0].ci_high < 1
+    assert "pin_memory=False" in found.remedies[0].change
+    assert "waiting for the thread that pins batches" in str(found)
 
 
 class Cold:
@@ -593,6 +639,21 @@ def test_a_change_that_breaks_the_loader_is_named_on_the_screen():
     assert said in str(found)
 
 
+def test_each_trial_has_a_time_of_its_own_whatever_its_text():
+    loop = Loop(DataLoader(Slow(cpu_s=0), batch_size=4), lambda batch: None)
+    facts = measure.collect(loop, budget_s=BUDGET_S, say=lambda *_: None)
+    usual = {"name": "more workers", "bottleneck": "workers", "reason": "", "change": "the same"}
+    proposed = tuple(
+        remedies.Remedy(**usual, subject=str(count), arguments={"num_workers": count})
+        for count in (1, 2)
+    )
+    found = try_remedies(
+        loop, bounds_of(facts), proposed, files=(), budget_s=BUDGET_S, say=lambda *_: None
+    )
+    one, two = (remedy.measured for remedy in found.remedies)
+    assert None not in (one, two) and one != two
+
+
 def test_a_step_that_fails_leaves_what_was_measured():
     def step(batch):
         if step.calls > 40:
@@ -647,8 +708,11 @@ def test_what_waits_for_a_gpu_is_counted_and_what_ran_on_it_is_timed(read):
 def test_a_stall_for_want_of_shared_memory_is_told_from_others(monkeypatch, total, free, said):
     room = shutil._ntuple_diskusage(total, total - free, free)
     monkeypatch.setattr(shared_memory, "usage", lambda: room)
-    loop = Loop(DataLoader(Slow(), num_workers=2), print)
-    loop.sizes = {"float32": 10_000_000}
-    found = conclude(Measured(loop=loop, broken="waited 30 s for loader to yield a batch"))
+    facts = Facts(
+        arguments={"batch_size": 1, "num_workers": 2},
+        batch=Batch(bytes_by_dtype={"float32": 10_000_000}),
+        broken="waited 30 s for loader to yield a batch",
+    )
+    found = conclude(facts, None, Trials(()))
     assert found.bottleneck == said
     assert ("docker run --shm-size=2g" in str(found)) == bool(said)

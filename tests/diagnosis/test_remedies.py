@@ -4,19 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from labkit.diagnosis.devices import Host
+from labkit.diagnosis.bounds import UNEXPLAINED, Bounds, Copy, Demand, Row
 from labkit.diagnosis.diagnose import Diagnosis
-from labkit.diagnosis.measure import Loop
-from labkit.diagnosis.predict import UNEXPLAINED, Demand, Measured, Row
-from labkit.diagnosis.profile import Kind
+from labkit.diagnosis.facts import Batch, Copies, Facts, Kind, Stage, Stages
 from labkit.diagnosis.remedies import in_order, propose, worth_it
-from labkit.diagnosis.stages import Stage, Stages
-
-
-class Device(Host):
-    """Takes work of the host and computes beside it."""
-
-    has_queue = True
 
 
 def stage(kind, name, cpu_s, wait_s=0.0):
@@ -30,7 +21,7 @@ STAGES = (
 )
 
 
-def measured(stages=STAGES, demand=None, sizes=None, **changes):
+def measured(stages=STAGES, demand=None, sizes=None, facts=None, **changes):
     """100 ms of CPU to make a batch in two workers on two cores, 20 ms of a device."""
     wall_s, cpu_s = (sum(getattr(s, what) for s in stages) for what in ("wall_s", "cpu_s"))
     now = {
@@ -39,15 +30,16 @@ def measured(stages=STAGES, demand=None, sizes=None, **changes):
         "startup_s": 0.0, "fetch_s": 0.0,
     }  # fmt: skip
     demand = Demand(**(now | (demand or {})))
-    loop = Loop([], print)
-    loop.device = Device()
-    loop.sizes = sizes or {"uint8": 10_000_000}
-    usual = {
-        "now": demand, "steps": 200, "epoch_s": 200 * demand.least_s(), "samples": 8,
-        "unit": "images", "alone_s": demand.least_s(), "stages": stages,
-        "loop": loop, "arguments": {"batch_size": 8, "num_workers": demand.workers},
+    sizes = sizes or {"uint8": 10_000_000}
+    known = {
+        "arguments": {"batch_size": 8, "num_workers": demand.workers}, "has_queue": True,
+        "batch": Batch(bytes_by_dtype=sizes, samples=8, unit="images"),
     }  # fmt: skip
-    return Measured(**(usual | changes))
+    usual = {
+        "facts": Facts(**(known | (facts or {}))), "now": demand, "steps": 200,
+        "epoch_s": 200 * demand.least_s(), "alone_s": demand.least_s(), "stages": stages,
+    }  # fmt: skip
+    return Bounds(**(usual | changes))
 
 
 def bounds(m):
@@ -61,7 +53,7 @@ def first(m):
 
 
 def test_a_bound_is_as_uncertain_as_the_epoch_unless_it_counts_steps():
-    m = measured(epoch_ci=(0.5, 1.25), duplicated=True)
+    m = measured(epoch_ci=(0.5, 1.25), facts={"duplicated": True})
     found = {(r.name, r.change.split(":")[0]): r for r in propose(m)}
     blur, flip = found["faster transform", "blur"], found["faster transform", "flip"]
     assert (blur.ci_low, blur.ci_high) == pytest.approx((blur.expected / 1.25, blur.expected * 2))
@@ -82,7 +74,11 @@ def test_nothing_is_proposed_where_the_device_is_the_limit():
     unsure = replace(late, ceiling_ci=(0.5, 0.99))
     assert in_order(unsure, ()) == ("compute", ())
     found = Diagnosis(
-        verdict="unsure", bottleneck="compute", ceiling=unsure.ceiling, measured=unsure
+        verdict="unsure",
+        bottleneck="compute",
+        ceiling=unsure.ceiling,
+        facts=unsure.facts,
+        bounds=unsure,
     )
     assert "Whether data loading is the bottleneck is not certain; raise budget_s." in str(found)
 
@@ -103,10 +99,10 @@ def test_a_transform_is_bounded_without_what_it_reads_unless_it_mostly_reads(rea
 
 
 def test_more_prefetching_bridges_the_slowest_batch():
-    late = {"demand": {"hindered_s": 0.05}, "probe": Stages(slowest=5)}
+    late = {"demand": {"hindered_s": 0.05}, "facts": {"probe": Stages(slowest=5)}}
     (more,) = [remedy for remedy in propose(measured(**late)) if remedy.name == "more prefetching"]
     assert (more.expected, more.arguments) == (pytest.approx(0.5, abs=0.02), {"prefetch_factor": 5})
-    late["probe"] = Stages(slowest=2)  # as long as those ahead last
+    late["facts"] = {"probe": Stages(slowest=2)}  # as long as those ahead last
     assert "more prefetching" not in {remedy.name for remedy in propose(measured(**late))}
 
 
@@ -126,6 +122,14 @@ def test_a_remedy_that_was_tried_counts_as_measured():
     assert worth_it([more, four]) == [more]
 
 
+def test_remedies_are_told_apart_by_what_they_change_and_not_by_their_text():
+    proposed = propose(measured())
+    assert {("faster transform", "blur"), ("faster transform", "flip")} < {r.key for r in proposed}
+    assert len({remedy.key for remedy in proposed}) == len(proposed)
+    same_words = [replace(remedy, change="as an expert would") for remedy in proposed]
+    assert worth_it(same_words) == same_words
+
+
 def test_above_a_third_that_is_not_explained_no_known_part_is_blamed():
     rows = (Row(name=UNEXPLAINED, kind=UNEXPLAINED, seconds=0.04, share=0.4),)
     m = measured(rows=rows, demand={"workers": 1})
@@ -133,12 +137,12 @@ def test_above_a_third_that_is_not_explained_no_known_part_is_blamed():
     assert "more workers" in {remedy.name for remedy in bounds}
     assert in_order(m, bounds)[0] == UNEXPLAINED
     said = "Bottleneck: workers. Not explained: 40 % of a batch's time"
-    tried = Diagnosis(verdict="x", bottleneck="workers", ceiling=m.ceiling, measured=m)
+    tried = Diagnosis(verdict="x", bottleneck="workers", ceiling=m.ceiling, facts=m.facts, bounds=m)
     assert said in str(tried)
 
 
 def test_fewer_bytes_shorten_all_that_touches_them():
-    m = measured(sizes={"float64": 10_000_000}, probe=Stages(pickle_s=0.01))
+    m = measured(sizes={"float64": 10_000_000}, facts={"probe": Stages(pickle_s=0.01)})
     ((_, expected),) = [one for one in bounds(m).items() if one[0][0] == "fewer bytes"]
     # 80 of 100 ms transform, and 10 send: half of both is left.
     assert expected == pytest.approx((0.1 - 0.045) / 0.1, rel=0.05)
@@ -175,7 +179,7 @@ def test_a_step_that_mostly_launches_needs_fewer_launches(device_s, is_named):
     demand = {"step_s": 0.1, "host_s": 0.1, "host_cpu_s": 0.1, "device_s": device_s}
     few_ms = (stage("decode", "imdecode", 0.010),)
     kinds = {"launch": Kind(0.9, ""), "compute": Kind(0.05, "")}
-    names = {r.name for r in propose(measured(few_ms, demand, host_kinds=kinds))}
+    names = {r.name for r in propose(measured(few_ms, demand, facts={"host_kinds": kinds}))}
     assert ("fewer launches" in names) == is_named
 
 
@@ -184,15 +188,18 @@ def test_a_step_that_mostly_launches_needs_fewer_launches(device_s, is_named):
     [
         ({"demand": {"startup_s": 0.1}}, "persistent workers", 0.35),
         ({"demand": {"fetch_s": 0.1}}, "faster medium", 0.35),
-        ({"demand": {"step_s": 0.1, "host_s": 0.1}, "host_kinds": {"checkpoint": Kind(0.9, "")}},
+        ({"demand": {"step_s": 0.1, "host_s": 0.1},
+          "facts": {"host_kinds": {"checkpoint": Kind(0.9, "")}}},
          "save less often", 0.5),
-        ({"demand": {"step_s": 0.1, "host_s": 0.1}, "host_kinds": {"host work": Kind(0.9, "")}},
+        ({"demand": {"step_s": 0.1, "host_s": 0.1},
+          "facts": {"host_kinds": {"host work": Kind(0.9, "")}}},
          "vectorize host work", 0.5),
         ({"demand": {"step_s": 0.1, "host_s": 0.1, "device_s": 0.06}, "syncs_s": 0.05},
          "synchronize less often", 0.6),
         # 50 ms of copying, 10 ms of computing, 50 ms of other work on the host.
-        ({"demand": {"step_s": 0.1, "host_s": 0.1, "device_s": 0.06}, "copy_s": 0.05,
-          "pinned_s": 0.01, "copy_blocks": True}, "pin memory", 0.5),
+        ({"demand": {"step_s": 0.1, "host_s": 0.1, "device_s": 0.06},
+          "copy": Copy(0.05, blocks=True), "facts": {"copies": Copies(pinned_s=0.01)}},
+         "pin memory", 0.5),
     ],
 )  # fmt: skip
 def test_what_is_measured_apart_is_bounded_apart(changes, name, bound):
@@ -204,8 +211,8 @@ def test_what_is_measured_apart_is_bounded_apart(changes, name, bound):
 
 def test_pinning_in_vain_does_not_hide_what_copies_beside_the_step_may_gain():
     demand = {"step_s": 0.1, "host_s": 0.1, "device_s": 0.06}
-    copies = {"copy_s": 0.05, "pinned_s": 0.01, "copy_blocks": True}
-    m = measured(demand=demand, resident_on_device=object(), **copies)
+    known = {"copies": Copies(pinned_s=0.01), "resident_on_device": object()}
+    m = measured(demand=demand, copy=Copy(0.05, blocks=True), facts=known)
     (alone,) = [remedy for remedy in propose(m) if remedy.arguments == {"pin_memory": True}]
     in_vain = replace(alone, measured=0.99, ci_low=0.98, ci_high=1.01)
     others = [remedy for remedy in propose(m) if remedy is not alone and not remedy.arguments]
@@ -214,14 +221,16 @@ def test_pinning_in_vain_does_not_hide_what_copies_beside_the_step_may_gain():
 
 def test_a_short_copy_is_not_blamed_for_the_hosts_other_work():
     demand = {"step_s": 0.1, "host_s": 0.1, "device_s": 0.06}
-    m = measured(demand=demand, copy_s=5e-6, pinned_s=2e-6, copy_blocks=True)
+    m = measured(
+        demand=demand, copy=Copy(5e-6, blocks=True), facts={"copies": Copies(pinned_s=2e-6)}
+    )
     assert "pin memory" not in {remedy.name for remedy in propose(m)}
 
 
 def test_an_easy_change_comes_before_work_that_saves_a_little_more():
     demand = {"step_s": 0.1, "host_s": 0.1, "device_s": 0.1}
     few_ms = (stage("decode", "imdecode", 0.010),)
-    copies = {"copy_s": 0.06, "pinned_s": 0.02, "copy_blocks": True}
+    copies = {"copy": Copy(0.06, blocks=True), "facts": {"copies": Copies(pinned_s=0.02)}}
     m = measured(few_ms, demand, sizes={"float32": 10_000_000}, **copies)
     assert {r.name: r.expected for r in propose(m)} == {
         "pin memory": pytest.approx(0.6), "fewer bytes": pytest.approx(0.55)
@@ -243,7 +252,7 @@ def test_a_step_shrinks_no_more_than_what_shrinks_most():
 def test_what_delays_the_busiest_is_gone_with_its_work():
     demand = {"step_s": 0.1, "host_s": 0.1, "device_s": 0.03}
     few_ms = (stage("decode", "imdecode", 0.010),)
-    loops = {"host_kinds": {"host work": Kind(0.9, "")}, "epoch_s": 200 * 0.12}
+    loops = {"facts": {"host_kinds": {"host work": Kind(0.9, "")}}, "epoch_s": 200 * 0.12}
     found = {r.name: r.expected for r in propose(measured(few_ms, demand, **loops))}
     # 120 ms a step, as others delay the host: without its loops 30 ms of the device are left.
     assert found["vectorize host work"] == pytest.approx(0.25)
@@ -254,7 +263,7 @@ def test_what_delays_the_busiest_is_gone_with_its_work():
 def test_a_copy_beside_computing_takes_no_time_of_the_devices(device_s, bound):
     # The copy takes 20 ms, a quarter of its bytes 5; two workers take 10 ms a batch.
     demand = {"device_s": device_s, "cores": 8}
-    copies = {"copy_s": 0.02, "copy_beside": True, "sizes": {"float32": 10_000_000}}
+    copies = {"copy": Copy(0.02, is_beside=True), "sizes": {"float32": 10_000_000}}
     m = measured((stage("decode", "imdecode", 0.020),), demand, **copies)
     assert bounds(m)["fewer bytes", "keep pixels uint8 in the dataset; on the device"] == (
         pytest.approx(bound)
