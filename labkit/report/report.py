@@ -193,8 +193,8 @@ def changes(runs: Sequence[StoredRun]) -> list[dict[str, Any]]:
 
     Returns:
         What saves most first, then what saves nothing, then the answers of runs that compare no
-        variants with one baseline: number of the run, from 1; change, "" for an answer; document;
-        here; saves (whether it is a saving).
+        variants with one baseline: number of the run, from 1; change, "" for an answer; document
+        (of an answer, the largest saving); here; saves (whether it is a saving).
     """
     table: list[tuple[float, dict[str, Any]]] = []
     for number, summary in enumerate((run.summary for run in runs), 1):
@@ -202,7 +202,8 @@ def changes(runs: Sequence[StoredRun]) -> list[dict[str, Any]]:
         if summary.has_groups or not _compared(summary) or not others:
             here = words.headline(summary) or "no variant has a time"
             here += "" if summary.judged or not others else f" ({summary.mode}: no verdict)"
-            answer = {"run": number, "change": "", "document": "", "here": here, "saves": False}
+            answer = {"run": number, "change": "", "document": _largest_published(summary)}
+            answer |= {"here": here, "saves": False}
             table.append((math.inf, answer))
             continue
         best = winner(summary)
@@ -213,6 +214,15 @@ def changes(runs: Sequence[StoredRun]) -> list[dict[str, Any]]:
         change |= {"here": _saving(summary, row), "saves": best is not None}
         table.append((row.normalized_time if best else 1.0, change))
     return [change for _, change in sorted(table, key=lambda one: one[0])]
+
+
+def _largest_published(summary: Summary) -> str:
+    """Return which of a run's variants saved most in the document; "" where it says of none."""
+    published = [row for row in summary.rows if row.published is not None and not row.is_baseline]
+    if not published:
+        return ""
+    best = min(published, key=lambda row: row.published)
+    return f"{best.name}: {words.less_time(best.published)}"
 
 
 def _saving(summary: Summary, row: Row) -> str:

@@ -233,13 +233,17 @@ def test_the_first_table_has_a_row_for_each_run():
     )
     quick = fake_machine_run({"original": 1.0, "both": 0.7}, published={"both": 0.9})
     grouped, document = fake_grouped_run(), fake_machine_run(protocol=AS_PUBLISHED)
+    slower, faster = list(grouped.info.variants)[1:3]
+    published = {slower: 0.95, faster: 0.75}
+    grouped = replace(grouped, info=replace(grouped.info, published=published))
     nothing = replace(fake_machine_run(), trials=())
     rows = changes([document, judged, grouped, nothing, quick])
     assert [row["run"] for row in rows] == [5, 2, 1, 3, 4]
     here = [row["here"] for row in rows]
     assert re.fullmatch(r"(31|29|30)\.\d % less time \(quick: no verdict\)", here[0])
     assert re.fullmatch(r"20\.\d % less time \[\S+ %, \S+ %\]; saves more than published", here[1])
-    assert [row["document"] for row in rows] == ["10.0 % less time"] * 2 + [""] * 3
+    largest = f"{faster.partition(': ')[2]}: 25.0 % less time"
+    assert [row["document"] for row in rows] == ["10.0 % less time"] * 2 + ["", largest, ""]
     assert here[3].startswith("Fastest, of 4 groups")
     assert here[3].endswith("(quick: no verdict)")
     assert here[4] == "no variant has a time"
