@@ -14,21 +14,30 @@ import re
 import signal
 import socket
 import sys
+import threading
 from pathlib import Path
 
 CLIENT = "import sys; sys.path.insert(0, sys.argv[1]); import warm_python; warm_python.ask()"
 
 
-@functools.cache
+_STARTING = threading.Lock()
+
+
 def command():
-    """Start the server, which ends with this process; return the client's words."""
+    """Start the server if it does not run yet; return the client's words."""
+    with _STARTING:
+        return _command()
+
+
+@functools.cache
+def _command():
     import subprocess
 
     address = f"\0labkit-warm-python-{os.getpid()}"  # abstract: no file is left
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     server = subprocess.Popen([sys.executable, __file__, address[1:]], **pipes)
     assert server.stdout.readline() == b"listening\n"
-    command.server = server  # its end would be the server's
+    _command.server = server  # it ends with its standard input, and so with this process
     folder = str(Path(__file__).parent)
     return [sys.executable, "-S", "-E", "-c", CLIENT, folder, address[1:]]
 
