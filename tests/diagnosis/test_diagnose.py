@@ -257,7 +257,7 @@ def test_workers_that_wait_for_a_late_batch_need_more_ahead(monkeypatch):
     step = Simulated(ms=5)
     loader = DataLoader(Late(240, cpu_s=0.001), batch_size=2, num_workers=2, prefetch_factor=1)
     # Long enough to look at some late batches in a worker.
-    found = lab.diagnose(loader, step, device=step.device, budget_s=3, progress=False)
+    found = lab.diagnose(loader, step, device=step.device, budget_s=6, progress=False)
     assert found.bottleneck == "jitter"
     assert found.remedies[0].name == "more prefetching"
     assert found.remedies[0].ci_high < 1
