@@ -100,10 +100,11 @@ def _per_s(m: Bounds, step_s: float) -> float:
 
 def _verdict(diagnosis: Diagnosis, m: Bounds) -> str:
     verdict = f"{diagnosis.verdict[0].upper()}{diagnosis.verdict[1:]}"
-    sentence = f"{verdict}: the training waits for data {units.percent(1 - m.ceiling)}"
+    sentence = f"{verdict}: data loading costs {units.percent(1 - m.ceiling)}"
     if len(ends := m.stalls()) > 1:
         sentence += f" [{', '.join(map(units.percent, ends))}]"
-    sentence += " of the time"
+    # Not only the waits, which `watch` counts: workers also slow the step down.
+    sentence += " of the training's time"
     if m.now.fetch_s:
         fetching = units.percent(m.now.fetch_s * m.steps / m.epoch_s)
         sentence += f", of which the medium takes {fetching}"
