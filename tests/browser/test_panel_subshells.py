@@ -23,6 +23,7 @@ def lab(browser, server):
     setting.unlink()
 
 
+@pytest.mark.long
 def test_run_and_cancel_without_subshells(lab):
     lab.run_cells("data =", "lab.panel(")
     assert lab.subshells == "disabled"

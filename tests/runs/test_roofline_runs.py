@@ -120,6 +120,7 @@ def on_a_real_device(photos, tmp_path_factory):
         yield lab.resume(cut.folder, progress=False)
 
 
+@pytest.mark.long
 def test_a_real_device_is_slowed_down_by_repeating_the_step(on_a_real_device):
     run = on_a_real_device
     calibration = run.info.calibration
