@@ -146,6 +146,7 @@ def test_a_real_device_is_slowed_down_by_repeating_the_step(on_a_real_device):
             assert trial.time_s >= trial.images * repeats[trial.variant] / 150
 
 
+@pytest.mark.long
 def test_the_chart_of_a_real_device_is_read_at_its_own_speed(on_a_real_device):
     run = on_a_real_device
     own = run.info.calibration.device_images_per_s
