@@ -514,8 +514,9 @@ def _draw_panel(axes: Axes, table: pd.DataFrame, summary: Summary, axis: Axis) -
     names = [*dict.fromkeys(axis.series.values())]  # of all panels, so that looks differ
     present = [name for name in names if name in {*table.series}]
     for i, name in enumerate(present):
-        # Beside each other, or equal points would hide one another.
-        step = 0.0 if axis.in_seconds else min(MAX_STEP, GROUP / len(present))
+        # Beside each other, or equal points would hide one another; of few numbers, which lie far
+        # apart, not so far that a point seems to be at another number.
+        step = 0.0 if axis.in_seconds else min(MAX_STEP * min(len(xs) / 5, 1), GROUP / len(present))
         shift = step * (i - (len(present) - 1) / 2)
         points = table[table.series == name]
         points = points.assign(at=[places[x] + shift for x in points.x]).sort_values("at")
