@@ -5,8 +5,8 @@
     a delay of 10 % in one variant   -> must be called slower
     no difference, in 20 experiments -> faster or slower at most twice
 
-Designs are full mode's (10 blocks, the baseline twice, verdicts) with quick mode's lengths (256
-px, batches of 8, epochs of about 1 s).  The delay is a step that keeps host or device busy.  With
+Designs are full mode's (10 blocks, the baseline twice, verdicts) at 256 px with batches of 8 and
+epochs of about 1 s.  The delay is a step that keeps host or device busy.  With
 no loader workers, nothing pinned and a wait after every step it overlaps with nothing, so it adds
 to the epoch.  How much 10 % is depends on the machine's speed at that moment, so the planted ratio
 is computed from each design's own baseline.

@@ -95,6 +95,11 @@ class Comparison:
         return self.low is not None and not self.low <= 1 <= self.high
 
     @property
+    def is_shorter(self) -> bool:
+        """Whether the interval ends below 1: the time is shorter, judged alone."""
+        return self.high is not None and self.high < 1
+
+    @property
     def s(self) -> float | None:
         """Standard deviation of the log-ratios; None below two blocks."""
         return stdev(self.log_ratios) if self.blocks >= 2 else None

@@ -2,17 +2,21 @@
 
 A variant may win only if it does the baseline's work, neither less of it nor from another cache
 state, and if its interval ends below 1 in every mode.  Where nothing is judged, Holm's procedure
-over the variants keeps the chance of a winner among equals below 5 %.
+over the variants keeps the chance of a winner among equals below 5 %; a machine that was unstable,
+or disturbed in so many blocks that there are no verdicts, shows no winner.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
+from labkit import units
+from labkit.analysis.compare import UNSTABLE
 from labkit.analysis.equal_work import other_work
 from labkit.analysis.rows import Row
 from labkit.analysis.statistics import holm
 from labkit.analysis.summary import Summary
+from labkit.settings import MIN_JUDGED_BLOCKS
 
 
 def winner(summary: Summary, among: Collection[str] | None = None) -> Row | None:
@@ -57,6 +61,10 @@ def _unproved(summary: Summary, row: Row) -> str:
         return "its 95 % interval does not end below 1"
     if summary.judged:
         return "" if row.verdict == "faster" else f"its verdict is {row.verdict or 'missing'}"
+    if summary.valid.disturbed and summary.n_undisturbed < MIN_JUDGED_BLOCKS <= summary.n_blocks:
+        return f"only {units.count(summary.n_undisturbed, 'block')} without disturbance"
+    if not summary.stable:
+        return UNSTABLE
     others = [other for other in summary.rows[1:] if other.blocks > 1]
     others = [other for other in others if not summary.is_floor(other.variant)]
     p_values = [other.compared.p_value for other in others]

@@ -273,8 +273,8 @@ def _costs(run: StoredRun) -> Table | None:
         reads = run.info.reads.get(row.variant, ReadCounts())
         size_bytes = own.bytes if own else data.bytes
         made_s, saved_s = _made_s(own), _saved_s_per_epoch(row, run)
-        # Equal files cost nothing more; a gain that a verdict denies earns nothing back.
-        gains = own != base and not (summary.judged and row.verdict != "faster")
+        # Equal files cost nothing more; a gain that is not shown earns nothing back.
+        gains = own != base and row.compared.is_shorter and row.verdict in ("", "faster")
         epochs = None
         if gains and made_s is not None and saved_s is not None and saved_s > 0:
             epochs = math.ceil(max(0.0, made_s - (_made_s(base) or 0.0)) / saved_s)

@@ -228,10 +228,12 @@ def _largest_published(summary: Summary) -> str:
 def _saving(summary: Summary, row: Row) -> str:
     """Return what a variant saves: with its interval and verdict, or that there is no verdict."""
     saving = words.less_time(row.normalized_time)
+    if row.ci_high is None:
+        return f"{saving} (one block shows no difference)"
+    ends = f"[{units.percent(1 - row.ci_high)}, {units.percent(1 - row.ci_low)}]"
     if not row.verdict:
-        return f"{saving} ({summary.mode}: no verdict)"
+        return f"{saving} {ends} ({summary.mode}: no verdict)"
     if row.verdict == "faster":
-        ends = f"[{units.percent(1 - row.ci_high)}, {units.percent(1 - row.ci_low)}]"
         return "; ".join(filter(None, [f"{saving} {ends}", summary.agreement(row)]))
     return f"{row.verdict}: {units.change(row.normalized_time, row.ci_low, row.ci_high)}"
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from labkit import units
 from labkit.analysis import cache_state
 from labkit.analysis import published as documents
-from labkit.analysis.compare import UNSTABLE
+from labkit.analysis.compare import NOTHING, UNSTABLE
 from labkit.analysis.roofline import Pipeline, Speed, pipelines, published_takes
 from labkit.analysis.rows import Row
 from labkit.analysis.simulated import beside_the_loader, describe_rate, simulated
@@ -127,11 +127,7 @@ def result(summary: Summary) -> list[str]:
         takes = [f"Published: {text}" for text in published_takes(summary).values()]
         return [*filter(None, [with_this_device(summary, pipelines(summary))]), *takes]
     if summary.kind == "operation":
-        known = [[row for row in rows if row.time_s] for rows in summary.groups().values()]
-        fastest = [min(rows, key=lambda row: row.time_s).name for rows in known if len(rows) > 1]
-        counts = Counter(fastest).most_common()
-        answer = ", ".join(f"{name} in {n}" for name, n in counts)
-        return [f"Fastest, of {len(fastest)} groups: {answer}"] if counts else []
+        return _fastest_operations(summary)
     if summary.has_groups:
         of_speeds = [
             f"x = {x:g}: {line}"
@@ -161,6 +157,27 @@ def result(summary: Summary) -> list[str]:
     return [answer, *bound(summary)]
 
 
+def _fastest_operations(summary: Summary) -> list[str]:
+    """Return which library does how many operations fastest; those that are not clear count as one.
+
+    The fastest of a group has 95 % intervals below 1 with all others of it.
+    """
+    fastest: list[str] = []
+    for rows in summary.groups().values():
+        measured = sorted((row for row in rows if row.time_s), key=lambda row: row.time_s)
+        if len(measured) < 2:
+            continue
+        best, *others = measured
+        compared = summary.compare([(best, other) for other in others])
+        is_fastest = all(
+            compared.get((best.variant, other.variant), NOTHING).is_shorter for other in others
+        )
+        fastest.append(best.name if is_fastest else "none clearly")
+    counts = Counter(fastest).most_common()
+    answer = ", ".join(f"{name} in {n}" for name, n in counts)
+    return [f"Fastest, of {len(fastest)} operations: {answer}"] if counts else []
+
+
 def headline(summary: Summary) -> str:
     """Return what a run answers, as the title of its chart; "" where nothing was measured.
 
@@ -184,9 +201,18 @@ def _fastest_with_this_device(summary: Summary) -> str:
     points = _points_with_this_device(summary, pipelines(summary))
     if len(points) < 2:
         return ""
-    base, best = points[0], max(points, key=lambda point: point.images_per_s)
-    speeds = f"{base.images_per_s:,.0f} → {best.images_per_s:,.0f} images/s"
-    return f"At a GPU speed of {units.rate(base.device_images_per_s)}: {speeds} {best.row.name}"
+    base, *others = points
+    compared = summary.compare([(point.row, base.row) for point in others], steady=True)
+    faster = [
+        point
+        for point in others
+        if compared.get((point.row.variant, base.row.variant), NOTHING).is_shorter
+    ]
+    at = f"At a GPU speed of {units.rate(base.device_images_per_s)}"
+    if not faster:
+        return f"{at}, no pipeline is measurably faster than {base.row.name}"
+    best = max(faster, key=lambda point: point.images_per_s)
+    return f"{at}: {base.images_per_s:,.0f} → {best.images_per_s:,.0f} images/s {best.row.name}"
 
 
 def _headline_of(summary: Summary) -> str:

@@ -14,6 +14,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from labkit.contracts import Skip
 from labkit.files import bar, progress_stream
 from labkit.machine.clock import utc_now
 from labkit.records import AnyTrial, Facts, RunInfo
@@ -170,13 +171,17 @@ class ActiveRun:
         return self._parts[label]
 
     def ask(self, job: str, **arguments: Any) -> Any:
-        """Run a job in a fresh process, and once more if it is killed; see `Launcher.run`."""
+        """Run a job in a fresh process, and once more if it is killed or skipped.
+
+        Some reasons to skip pass, as pages that the kernel would not give up a moment ago. Errors
+        are those of `Launcher.run`.
+        """
         try:
             return self.launcher.run(job, **arguments)
-        except TrialKilled as killed:
+        except (Skip, TrialKilled) as reason:
             if job == "measure":  # a trial that fails is a row, and comes again later
                 raise
-            self.progress.say(f"once more: {killed}")
+            self.progress.say(f"once more: {reason}")
             return self.launcher.run(job, **arguments)
 
     def save(self, **changes: Any) -> None:

@@ -10,12 +10,14 @@ from labkit.parts.preprocessing import Preprocessor
 from labkit.resolve import find_part
 from labkit.settings import Settings
 
-# NumPy's, Python's and C++'s own; torch's on the CPU and on CUDA; OpenCV's; TensorFlow's.
+# NumPy's, Python's and C++'s own; torch's on the CPU and on CUDA; OpenCV's; TensorFlow's; cuBLAS's
+# and cuDNN's, which in a batch that fitted before say that no memory for their workspace is left.
 OUT_OF_MEMORY = re.compile(
-    r"MemoryError|bad_alloc|ALLOC_FAILED|can(no|')t allocate|out ?of ?memory|OOM when allocating",
+    r"MemoryError|bad_alloc|ALLOC_FAILED|can(no|')t allocate|out ?of ?memory|OOM when allocating"
+    r"|CUBLAS_STATUS_NOT_INITIALIZED|unable to find a valid cuDNN algorithm",
     re.IGNORECASE,
 )
-GPU_LIBRARIES = re.compile(r"CUDA|CUBLAS|CUDNN")
+GPU_LIBRARIES = re.compile(r"CUDA|CUBLAS|CUDNN", re.IGNORECASE)
 
 
 def one_line(error: BaseException) -> str:

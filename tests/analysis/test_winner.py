@@ -3,10 +3,11 @@
 Run: python -m pytest tests/analysis/test_winner.py
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fakes import fake_info, fake_trials
+from fakes import fake_info, fake_logged, fake_trials
 
 from labkit.analysis.summary import summarize
 from labkit.analysis.winner import reasons_against_others, winner
@@ -56,6 +57,31 @@ def test_a_winner_is_proved_in_every_mode_and_where_it_is_judged_by_its_verdict(
     assert winner(once.summary) is None
     assert reasons_against_others(once.summary) == {"both": "one block shows no difference"}
     assert winner(fake_run({"original": 1.0, "both": 0.6}).summary).variant == "both"
+
+
+def test_blocks_too_disturbed_for_verdicts_show_no_winner_either():
+    times, names = {"original": 1.0, "fast": 0.5}, ["original", "fast"]
+    info = fake_info(names, mode="full", variants={name: {"cache": "cold"} for name in names})
+    for disturbed, why in ((3, "only 5 blocks without disturbance"), (2, None)):
+        trials = [
+            fake_logged(trial, other_cores=1.0) if trial.block < disturbed else trial
+            for trial in fake_trials(times, blocks=8)
+        ]
+        summary = summarize(info, trials)
+        assert reasons_against_others(summary).get("fast") == why
+        assert (winner(summary) is None) is (why is not None)
+
+
+@pytest.mark.parametrize("drift", [0.1, 0.0])
+def test_an_unstable_machine_shows_no_winner_in_quick_mode(drift):
+    times = {"original": 1.0, "fast": 0.5}
+    trials = fake_trials(times, noise=0.002, drift=0)
+    for place, trial in enumerate(trials):
+        if trial.role == "A2":
+            longer = [replace(each, epoch_s=each.epoch_s * (1 + drift)) for each in trial.epochs]
+            trials[place] = replace(trial, epochs=tuple(longer))
+    info = fake_info([*times], variants={name: {"cache": "cold"} for name in times})
+    assert (winner(summarize(info, trials)) is None) is (drift > 0)
 
 
 def test_among_equal_variants_a_quick_run_has_a_winner_in_at_most_5_percent():

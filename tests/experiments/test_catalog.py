@@ -77,6 +77,37 @@ def test_every_experiment_can_be_built_here(photos, name, protocol):
             continue  # a disk that is not here: a row with its reason
 
 
+@pytest.fixture(scope="module")
+def many_photos(photos, tmp_path_factory):
+    """Enough for each experiment's batches: the same ones under several names."""
+    folder = tmp_path_factory.mktemp("many_photos")
+    for photo in sorted(Path(photos).rglob("*.jpg")):
+        for copy in range(18):
+            (folder / f"{copy}_{photo.name}").write_bytes(photo.read_bytes())
+    return folder
+
+
+def needs_cuda(name):
+    return ALL[name].settings[ALL[name].baseline].device == "cuda"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.needs_cuda] if needs_cuda(name) else [])
+        for name in ALL
+    ],
+)
+def test_a_mode_repeats_and_does_not_change_the_work(many_photos, tmp_path, name):
+    chosen = experiment(name, data=str(many_photos))
+    quick, full = (
+        check_run.check_run(chosen, mode, None, tmp_path)[0].variants for mode in ("quick", "full")
+    )
+    shared = quick.keys() & full.keys()
+    assert chosen.baseline in shared
+    assert {label: quick[label] for label in shared} == {label: full[label] for label in shared}
+
+
 @pytest.mark.parametrize("cores", [1, 2, 3, 16, 192])
 def test_no_variant_is_repeated_and_all_batch_sizes_divide_an_epoch(monkeypatch, cores):
     monkeypatch.setattr(hardware, "cores", lambda: cores)

@@ -456,6 +456,12 @@ def test_every_measured_speed_is_a_dot_and_each_line_ends_in_its_name():
     assert ground.get_x() + ground.get_width() == pytest.approx(axes.get_xlim()[1])
 
 
+def test_a_roofline_of_equal_pipelines_names_none_as_the_fastest():
+    figure = roofline({"original": 210.0, "thread": 211.0}, noise=0.05)
+    title = "At a GPU speed of 420 images/s, no pipeline is measurably faster than original"
+    assert figure.get_label().startswith(title)
+
+
 def test_a_roofline_states_what_was_measured_next_to_this_device():
     figure = roofline(noise=0.001, overlap=1.0, published={"original": 1.0, "simplified": 0.661})
     said = (

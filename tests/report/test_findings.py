@@ -124,6 +124,7 @@ def test_seconds_once_are_earned_back_by_seconds_saved_per_epoch_of_all_images()
         (1.0, {}),  # no practical difference
         (1.5, {"mode": "quick", "blocks": 3}),  # slower
         (0.9, {"noise": 0.5}),  # inconclusive
+        (0.9, {"noise": 0.5, "mode": "quick", "blocks": 3}),  # its interval holds 1
     ],
 )
 def test_what_gains_nothing_is_never_earned_back(time, more):

@@ -11,6 +11,7 @@ from fakes import CHECKED, fake_info, fake_json, fake_trials
 import labkit as lab
 from labkit.claims import ledger
 from labkit.machine import hardware
+from labkit.report import words
 from labkit.report.report import changes
 from labkit.runs.store import from_json, to_json
 from labkit.settings import AS_PUBLISHED
@@ -240,11 +241,12 @@ def test_the_first_table_has_a_row_for_each_run():
     rows = changes([document, judged, grouped, nothing, quick])
     assert [row["run"] for row in rows] == [5, 2, 1, 3, 4]
     here = [row["here"] for row in rows]
-    assert re.fullmatch(r"(31|29|30)\.\d % less time \(quick: no verdict\)", here[0])
+    quick_words = r"(31|29|30)\.\d % less time \[\S+ %, \S+ %\] \(quick: no verdict\)"
+    assert re.fullmatch(quick_words, here[0])
     assert re.fullmatch(r"20\.\d % less time \[\S+ %, \S+ %\]; saves more than published", here[1])
     largest = f"{faster.partition(': ')[2]}: 25.0 % less time"
     assert [row["document"] for row in rows] == ["10.0 % less time"] * 2 + ["", largest, ""]
-    assert here[3].startswith("Fastest, of 4 groups")
+    assert here[3].startswith("Fastest, of 4 operations")
     assert here[3].endswith("(quick: no verdict)")
     assert here[4] == "no variant has a time"
 
@@ -348,3 +350,12 @@ def test_free_text_in_the_markdown_stays_text(tmp_path):
     header = "| variant | two-epoch time"
     rows = prose[prose.index(header) :].split("\n\n")[0].splitlines()
     assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {6}
+
+
+def test_the_fastest_library_of_an_operation_is_faster_than_all_others():
+    times = {
+        "decode, 640×480": {"PIL": 1.0, "OpenCV": 0.6, "simplejpeg": 0.8},
+        "resize, 640×480": {"PIL": 1.0, "OpenCV": 0.99, "simplejpeg": 1.2},
+    }
+    (answer,) = words.result(fake_grouped_run(times, noise=0.05, blocks=8).summary)
+    assert answer == "Fastest, of 2 operations: OpenCV in 1, none clearly in 1"

@@ -28,6 +28,8 @@ def test_memory_that_ran_out_in_an_operation_is_no_question_of_batches():
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`"), True),
         (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), True),
         (RuntimeError("CUDA out of memory"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublas"), True),
+        (RuntimeError("Unable to find a valid cuDNN algorithm to run convolution"), True),
         (RuntimeError("CUDA error: out of memory"), True),
         (RuntimeError("CUDA error: an illegal memory access was encountered"), False),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried 1 TB"), False),

@@ -26,6 +26,7 @@ from labkit.records import Hardware
 from labkit.resolve import stored_folder
 from labkit.runs import epoch_trials
 from labkit.runs.check_run import check_run
+from labkit.runs.launcher import Launcher
 from labkit.settings import AS_PUBLISHED
 
 TOO_MANY = 1 << 47  # bytes: more than a process can address
@@ -202,6 +203,22 @@ def test_a_trial_that_is_skipped_is_tried_once_more(photos, tmp_path, monkeypatc
         assert f"v: skipped 2×, last: {reason}" in run.summary.notes
     else:
         assert (row.status, row.reason) == ("skipped", reason)
+
+
+@pytest.mark.parametrize("job", ["measure_rate", "compare_work"])
+def test_a_check_that_is_skipped_is_tried_once_more(photos, tmp_path, monkeypatch, job):
+    run_job, skipped = Launcher.run, []
+
+    def run_once_skipped(launcher, name, **arguments):
+        if name == job and not skipped:
+            skipped.append(name)
+            raise Skip("cold data must have at most 2.0 % in memory, but 3.1 %")
+        return run_job(launcher, name, **arguments)
+
+    monkeypatch.setattr(Launcher, "run", run_once_skipped)
+    run = compare(photos, tmp_path, {"base": {}, "v": {}}, blocks=1)
+    assert [row.status for row in run.summary.rows] == ["ok", "ok"]
+    assert skipped == [job]
 
 
 def test_other_pixels_are_found_out_without_any_loss(faulty):
