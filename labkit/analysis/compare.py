@@ -122,8 +122,8 @@ NOTHING = Comparison()
 
 def compare(
     pairs: Mapping[K, tuple[LogTimes, LogTimes]],
-    noise_floor: Comparison = NOTHING,
     *,
+    noise_floors: Mapping[K, Comparison] | None = None,
     judged: bool = False,
     alone: Collection[K] = (),
 ) -> dict[K, Comparison]:
@@ -131,7 +131,8 @@ def compare(
 
     Args:
         pairs: of each a variant's log times, and those of what it is divided by.
-        noise_floor: the baseline's second runs over its first ones.
+        noise_floors: of each pair its baseline's second runs over the first ones; nothing speaks
+            against a machine without them.
         judged: give verdicts to those with enough blocks.
         alone: pairs that get no verdict and do not count among the others.
 
@@ -145,11 +146,8 @@ def compare(
             compared[key] = Comparison(log_ratios=log_ratios)
     testable = [key for key, each in compared.items() if each.blocks >= 2]
     together = [key for key in testable if key not in alone]
-    verdicts = judge(
-        [compared[key].log_ratios for key in together],
-        stable=is_stable(noise_floor.log_ratios),
-        blind=blind_below(noise_floor.log_ratios),
-    )
+    floors = [(noise_floors or {}).get(key, NOTHING).log_ratios for key in together]
+    verdicts = judge([compared[key].log_ratios for key in together], floors)
     tests = {**dict.fromkeys(testable, (ALPHA, "")), **dict(zip(together, verdicts))}
     for key, (level, verdict) in tests.items():
         is_judged = judged and compared[key].blocks >= MIN_JUDGED_BLOCKS
@@ -188,16 +186,17 @@ def blind_below(aa: Sequence[float]) -> float:
 
 
 def judge(
-    log_ratios: Sequence[Sequence[float]], *, stable: bool, blind: float
+    log_ratios: Sequence[Sequence[float]], noise_floors: Sequence[Sequence[float]]
 ) -> list[tuple[float, str]]:
     """Judge variants together, so that all their verdicts share one error rate.
 
-    Differences and equivalences are each tested at Holm's levels.
+    Differences and equivalences are each tested at Holm's levels. Where `is_stable` denies it,
+    nothing is judged; where `blind_below` is more than 0, equivalence and smaller effects are
+    inconclusive.
 
     Args:
         log_ratios: of each variant one log-ratio per block, at least two.
-        stable: the baseline's two runs agree.
-        blind: as of `blind_below`; equivalence and smaller effects are inconclusive then.
+        noise_floors: of each variant one ln(A2/A1) of its baseline per block.
 
     Returns:
         For each variant the level of its test for a difference, and its verdict: machine unstable,
@@ -205,21 +204,15 @@ def judge(
     """
     different = [p_value(d) for d in log_ratios]
     equivalent = [equivalence_p_value(d) for d in log_ratios]
-    levels = holm(different)
-    tests = zip(log_ratios, different, levels, equivalent, holm(equivalent))
-    return [
-        (
-            level,
-            _verdict(
-                d,
-                p <= level and abs(fmean(d)) >= blind,
-                p_equivalent <= equivalence_level and not blind,
-            )
-            if stable
-            else UNSTABLE,
-        )
-        for d, p, level, p_equivalent, equivalence_level in tests
-    ]
+    levels, equivalence_levels = holm(different), holm(equivalent)
+    verdicts = []
+    for place, (d, floor) in enumerate(zip(log_ratios, noise_floors)):
+        blind = blind_below(floor)
+        is_different = different[place] <= levels[place] and abs(fmean(d)) >= blind
+        is_equivalent = equivalent[place] <= equivalence_levels[place] and not blind
+        verdict = _verdict(d, is_different, is_equivalent) if is_stable(floor) else UNSTABLE
+        verdicts.append((levels[place], verdict))
+    return verdicts
 
 
 def _verdict(d: Sequence[float], is_different: bool, is_equivalent: bool) -> str:

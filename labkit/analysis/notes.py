@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from labkit import units
 from labkit.analysis.compare import Comparison, blind_below, is_stable
@@ -22,7 +22,7 @@ def notes_of(
     trials: Sequence[AnyTrial],
     valid: ValidTrials,
     rows: Sequence[Row],
-    noise_floor: Comparison,
+    noise_floors: Mapping[str, Comparison],
     set_aside: int,
 ) -> Iterator[str]:
     """Yield the notes of a run, a sentence each.
@@ -32,12 +32,14 @@ def notes_of(
         trials: its rows of any status.
         valid: those that count.
         rows: what they come to.
-        noise_floor: the baseline's second runs over its first ones.
+        noise_floors: group -> its baseline's second runs over the first ones.
         set_aside: lines of the run's file that are no rows.
     """
     yield from info.notes
     yield from _notes_of_images(info, trials)
-    yield from _notes_of_run(info, valid, noise_floor, set_aside)
+    yield from _notes_of_run(info, valid, set_aside)
+    if valid.judged:
+        yield from _notes_of_noise(noise_floors)
     yield from _notes_of_variants(info, valid, trials)
     for row in rows:
         if row.verdict == "inconclusive":
@@ -45,10 +47,8 @@ def notes_of(
                 yield f"{row.variant}: about {needed} blocks would detect {units.limit(DELTA)}"
 
 
-def _notes_of_run(
-    info: RunInfo, valid: ValidTrials, noise_floor: Comparison, set_aside: int
-) -> Iterator[str]:
-    """Yield why there are no verdicts, what is not finished, and what is unstable."""
+def _notes_of_run(info: RunInfo, valid: ValidTrials, set_aside: int) -> Iterator[str]:
+    """Yield why there are no verdicts, and what is not finished or was not monitored."""
     mode, n_blocks, judged = info.mode, len(valid.blocks), valid.judged
     if info.protocol == AS_PUBLISHED:
         yield (
@@ -74,17 +74,29 @@ def _notes_of_run(
             f"{units.count(set_aside, 'incomplete line')} of trials.jsonl skipped, after a killed "
             "process or a full disk; resume the run to measure the trial again"
         )
-    if judged and not is_stable(noise_floor.log_ratios):
+
+
+def _notes_of_noise(noise_floors: Mapping[str, Comparison]) -> Iterator[str]:
+    """Yield in which groups the baseline's two runs differ, or agree too loosely."""
+    unstable = [group for group, floor in noise_floors.items() if not is_stable(floor.log_ratios)]
+    if unstable:
         yield (
-            "machine unstable: the baseline's two runs differ systematically; "
-            "close other programs and run again"
+            f"machine unstable{_of_groups(unstable)}: the baseline's two runs differ "
+            "systematically; close other programs and run again"
         )
-    elif judged and (blind := blind_below(noise_floor.log_ratios)):
+    blind = {group: blind_below(floor.log_ratios) for group, floor in noise_floors.items()}
+    noisy = [group for group, log_ratio in blind.items() if log_ratio and group not in unstable]
+    if noisy:
         yield (
-            "noisy machine: the baseline's two runs are known to agree only within "
-            f"{units.percent(math.expm1(blind))}, so smaller effects get no verdict; close other "
-            "programs, or measure longer epochs or more blocks"
+            f"noisy machine{_of_groups(noisy)}: the baseline's two runs are known to agree only "
+            f"within {units.percent(math.expm1(max(map(blind.get, noisy))))}, so smaller effects "
+            "get no verdict; close other programs, or measure longer epochs or more blocks"
         )
+
+
+def _of_groups(groups: Sequence[str]) -> str:
+    named = ", ".join(filter(None, groups))
+    return f" ({named})" if named else ""
 
 
 def _notes_of_images(info: RunInfo, trials: Sequence[AnyTrial]) -> Iterator[str]:

@@ -10,9 +10,8 @@ the reason.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean
 from typing import Any
 
 from labkit.analysis.compare import NOTHING, Comparison, compare
@@ -122,7 +121,10 @@ class Row(Averages):
 
 
 def make_rows(
-    info: RunInfo, trials: Sequence[AnyTrial], valid: ValidTrials, noise_floor: Comparison
+    info: RunInfo,
+    trials: Sequence[AnyTrial],
+    valid: ValidTrials,
+    noise_floors: Mapping[str, Comparison],
 ) -> list[Row]:
     """Return a row per variant, group by group, each compared with its group's baseline.
 
@@ -130,7 +132,7 @@ def make_rows(
         info: of the run.
         trials: the run's rows, of any status.
         valid: those that count.
-        noise_floor: the baseline's second runs over its first ones.
+        noise_floors: group -> its baseline's second runs over the first ones.
     """
     rows = [
         Row(**_outcome(name, info, trials, valid), is_baseline=name == baseline)
@@ -147,7 +149,8 @@ def make_rows(
     alone: Collection[str] = [name for name in pairs if is_floor(info.facts_of(name), base)]
     if not valid.judged and len(bases) > 1:
         alone = pairs  # the rows of many groups are judged together, or not at all
-    compared = compare(pairs, noise_floor, judged=valid.judged, alone=alone)
+    floors = {row.variant: noise_floors[row.group] for row in rows}
+    compared = compare(pairs, noise_floors=floors, judged=valid.judged, alone=alone)
     compared |= {row.variant: _in_itself(row, judged=valid.judged) for row in bases.values()}
     rows = [replace(row, compared=compared.get(row.variant, NOTHING)) for row in rows]
     return _beside_the_device(info, rows)
@@ -165,18 +168,18 @@ def _log_ratios(trials: Sequence[AnyTrial], base_trials: tuple[AnyTrial, ...]) -
     return tuple(math.log(trial.time_s) - base[trial.block] for trial in trials)
 
 
-def noise_floor_of(valid: ValidTrials) -> Comparison:
-    """Compare the baseline's second run of each block with its first, where it has two.
-
-    A block counts once, whatever its groups: they share what disturbs them.
-    """
-    logs: dict[int, list[float]] = {}
-    for blocks in valid.base_runs.values():
-        for block, runs in blocks.items():
-            if len(runs) == 2:
-                log_ratio = math.log(runs[1].time_s / runs[0].time_s)
-                logs.setdefault(block, []).append(log_ratio)
-    return Comparison(log_ratios=tuple(fmean(logs[block]) for block in sorted(logs)))
+def noise_floors_of(valid: ValidTrials) -> dict[str, Comparison]:
+    """Compare the baseline's second run of each block with its first, group by group."""
+    return {
+        group: Comparison(
+            log_ratios=tuple(
+                math.log(runs[1].time_s / runs[0].time_s)
+                for _, runs in sorted(blocks.items())
+                if len(runs) == 2
+            )
+        )
+        for group, blocks in valid.base_runs.items()
+    }
 
 
 def _beside_the_device(info: RunInfo, rows: Sequence[Row]) -> list[Row]:

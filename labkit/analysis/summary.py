@@ -16,7 +16,7 @@ from labkit.analysis import published
 from labkit.analysis.compare import UNSTABLE, Comparison, blind_below, compare, is_stable
 from labkit.analysis.equal_work import is_floor
 from labkit.analysis.notes import notes_of
-from labkit.analysis.rows import COLUMNS, Row, make_rows, noise_floor_of
+from labkit.analysis.rows import COLUMNS, Row, make_rows, noise_floors_of
 from labkit.analysis.validity import ValidTrials, valid_trials
 from labkit.records import EPOCHS, OPERATION, AnyTrial, Calibration, Facts, Hardware, RunInfo
 
@@ -83,19 +83,20 @@ class Summary:
         return self.valid.judged
 
     @cached_property
+    def noise_floors(self) -> dict[str, Comparison]:
+        """Group -> its baseline's second run of each block over the first."""
+        floors = noise_floors_of(self.valid)
+        return {group: floors[group] for group in self.groups()}
+
+    @property
     def noise_floor(self) -> Comparison:
-        """The baseline's second run of each block over its first: 1 on a steady machine."""
-        return noise_floor_of(self.valid)
+        """The noise floor; of several groups, the one that is known least."""
+        return max(self.noise_floors.values(), key=lambda floor: blind_below(floor.log_ratios))
 
     @property
     def stable(self) -> bool:
-        """Whether the baseline's two runs agree; without verdicts nothing depends on it."""
-        return is_stable(self.noise_floor.log_ratios)
-
-    @property
-    def blind(self) -> float:
-        """Log-ratio below which effects are not judged, as the noise hides them; 0 without any."""
-        return blind_below(self.noise_floor.log_ratios)
+        """Whether the baselines' two runs agree; without verdicts nothing depends on it."""
+        return all(is_stable(floor.log_ratios) for floor in self.noise_floors.values())
 
     @property
     def labels(self) -> dict[str, str]:
@@ -178,7 +179,10 @@ class Summary:
             (one.variant, other.variant): (getattr(one, which), getattr(other, which))
             for one, other in pairs
         }
-        return compare(log_times, self.noise_floor, judged=self.judged)
+        floors = {
+            (one.variant, other.variant): self.noise_floors[one.group] for one, other in pairs
+        }
+        return compare(log_times, noise_floors=floors, judged=self.judged)
 
     def agreement(self, row: Row) -> str:
         """Return one of `published.WORDS` on the document's time; "" where nothing is judged."""
@@ -216,8 +220,8 @@ def summarize(
         The rows, the noise floor and sentences about what is missing.
     """
     valid = valid_trials(info, trials)
-    noise_floor = noise_floor_of(valid)
-    rows = make_rows(info, trials, valid, noise_floor)
+    noise_floors = noise_floors_of(valid)
+    rows = make_rows(info, trials, valid, noise_floors)
     return Summary(
         info=info,
         run=run,
@@ -225,7 +229,7 @@ def summarize(
         baselines=info.baseline_by_group,
         rows=tuple(rows),
         valid=valid,
-        notes=tuple(notes_of(info, trials, valid, rows, noise_floor, set_aside)),
+        notes=tuple(notes_of(info, trials, valid, rows, noise_floors, set_aside)),
     )
 
 

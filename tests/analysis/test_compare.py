@@ -73,7 +73,8 @@ def test_verdicts_take_a_judged_run_and_enough_blocks(blocks, judged, verdict):
 def test_where_the_noise_floor_is_unstable_nothing_has_a_verdict():
     pair = logs(*map(math.exp, around(-0.5, 0.001, 8))), logs(*[1.0] * 8)
     moved = Comparison(log_ratios=tuple(around(0.2, 0.001, 8)))
-    assert compare({"v": pair}, moved, judged=True)["v"].verdict == "machine unstable"
+    compared = compare({"v": pair, "w": pair}, noise_floors={"v": moved}, judged=True)
+    assert [one.verdict for one in compared.values()] == ["machine unstable", "faster"]
 
 
 # --- verdicts -----------------------------------------------------------------------------
@@ -93,14 +94,16 @@ def test_where_the_noise_floor_is_unstable_nothing_has_a_verdict():
     ],
 )
 def test_a_verdict_needs_certainty_and_size(d, words):
-    assert judge([d], stable=True, blind=0.0) == [(0.05, words)]
+    assert judge([d], [[]]) == [(0.05, words)]
 
 
 def test_where_noise_hides_small_effects_only_these_have_no_verdict():
     none, small, large = ([x + 0.001 * (-1) ** i for i in range(8)] for x in (0, 0.05, -0.9))
-    together = {"stable": True, "blind": math.log(1.06)}
-    words = [word for _, word in judge([none, small, large], **together)]
-    assert words == ["inconclusive", "inconclusive", "faster"]
+    noisy = [0.07, -0.07] * 4  # known within 6 %
+    words = [word for _, word in judge([none, small, large] * 2, [noisy] * 3 + [[]] * 3)]
+    assert words == [
+        "inconclusive", "inconclusive", "faster", "no practical difference", "slower", "faster"
+    ]  # fmt: skip
 
 
 def test_the_machine_is_blind_where_the_interval_of_a_over_a_is_wider_than_delta():
