@@ -227,7 +227,9 @@ def overview(summaries: Sequence[Summary]) -> Figure | None:
         title.append(
             Line(f"{what[0].upper()}{what[1:]}: {', '.join(experiments)}", color=WARNING_INK)
         )
-    return _draw_dots(tidy(records), NORMALIZED, title, "", footer=missing)
+    kinds = dict.fromkeys(summary.info.data.kind for summary, _ in with_published)
+    data = f"data: {', '.join(filter(None, kinds))}" if any(kinds) else ""
+    return _draw_dots(tidy(records), NORMALIZED, title, data, footer=missing)
 
 
 def compare(runs: Sequence[StoredRun]) -> Figure:

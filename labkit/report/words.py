@@ -40,8 +40,7 @@ def conditions(summary: Summary) -> str:
     noise = noise_floor(summary) if summary.has_groups else ""
     info = summary.info
     source = f"source: {info.source}" if info.source else ""
-    data = f"data: {info.data.kind}" if info.data.kind else ""
-    parts = [*how_measured(summary), noise, *plain_labels(summary), data, source]
+    parts = [*how_measured(summary), noise, *plain_labels(summary), source]
     return " · ".join(filter(None, parts))
 
 
@@ -60,7 +59,7 @@ def how_measured(summary: Summary) -> list[str]:
 
 
 def plain_labels(summary: Summary) -> list[str]:
-    """Return the labels and the real hardware that all variants share."""
+    """Return the labels and the real hardware that all variants share, and what the data is."""
     labels = summary.labels | {
         hardware.kind: str(hardware) for hardware in summary.hardware if hardware.how == "real"
     }
@@ -71,6 +70,8 @@ def plain_labels(summary: Summary) -> list[str]:
     if "device" in labels and len(rates) == 1 and None not in rates:
         labels["device"] += f", {units.rate(*rates)}"
         labels["device"] += f" ({x})" if (x := beside_the_loader(own)) else ""
+    if summary.info.data.kind:
+        labels["data"] = summary.info.data.kind
     return [f"{name}: {label}" for name, label in sorted(labels.items())]
 
 

@@ -658,6 +658,18 @@ def test_the_title_answers(times, answer):
     assert summary.question in title
 
 
+def test_every_chart_says_what_the_photographs_are():
+    data = {"images": 160, "bytes": 10**7, "kind": "photographs drawn by code"}
+    run, published = fake_machine_run(data=data), {"data_prefetcher": 0.9}
+    for figure in (
+        charts.dots(run.summary),
+        charts.compare([run]),
+        charts.roofline(fake_roofline(data=data).summary),
+        charts.overview([fake_machine_run(data=data, published=published).summary]),
+    ):
+        assert "data: photographs drawn by code" in everything_written(figure)
+
+
 def test_utilization_is_drawn_before_and_after_the_fix():
     summary = make_summary({"original": 1.0, "slower": 1.5, "fast": 0.5})
     figure = charts.utilization(summary)
