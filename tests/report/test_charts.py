@@ -667,7 +667,7 @@ def test_every_chart_says_what_the_photographs_are():
         charts.roofline(fake_roofline(data=data).summary),
         charts.overview([fake_machine_run(data=data, published=published).summary]),
     ):
-        assert "data: photographs drawn by code" in everything_written(figure)
+        assert "data: photographs drawn by code" in figure.get_label()
 
 
 def test_utilization_is_drawn_before_and_after_the_fix():
