@@ -40,10 +40,12 @@ def warm_up(pipeline: Pipeline) -> None:
     """
     if pipeline.device.is_simulated:
         return
-    batch = pipeline.resident_batch()
+    settings, batch = pipeline.settings, pipeline.resident_batch()
     batches = [batch] * WARM_UP_STEPS
-    if pipeline.settings.pin_memory and pipeline.device.torch_device.type == "cuda":
-        # All stay in memory at once, as a loader keeps the batches that it has loaded ahead.
+    if settings.pin_memory and pipeline.device.torch_device.type == "cuda":
+        # As many as a loader loads ahead, in memory at once: so many take new page-locked memory.
+        ahead = settings.num_workers * (settings.prefetch_factor or 0)
+        batches = [batch] * max(WARM_UP_STEPS, ahead)
         batches = [{name: each.pin_memory() for name, each in batch.items()} for batch in batches]
     for on_device in pipeline.batches(batches, pipeline.device):
         loss = pipeline.forward(on_device)

@@ -128,6 +128,19 @@ def test_a_precision_set_for_convolutions_alone_is_read(
     assert label(Settings(step="classifier", device="cuda")) == labels
 
 
+@pytest.mark.needs_cuda
+@pytest.mark.parametrize("precision", ["ieee", "tf32"])
+def test_on_a_gpu_the_label_says_with_how_many_digits_it_convolves(fp32_precision, precision):
+    fp32_precision.fp32_precision = precision
+    torch.manual_seed(0)
+    image, weight = (torch.randn(64, 64, 9, 9, device="cuda") for _ in range(2))
+    exact = torch.nn.functional.conv2d(image.double(), weight.double())
+    error = (torch.nn.functional.conv2d(image, weight) - exact).abs().max() / exact.abs().max()
+    # TF32 has 10 bits of mantissa, float32 has 23.
+    labels = {"precision": "fp32 (convolutions in TF32)"} if error > 1e-5 else {}
+    assert label(Settings(step="classifier", device="cuda")) == labels
+
+
 @pytest.mark.parametrize(("is_ampere", "said"), [(True, "TF32"), (False, "")])
 def test_a_row_says_that_convolutions_are_in_tf32_where_cudnn_does_that(
     monkeypatch, is_ampere, said
