@@ -75,6 +75,8 @@ class Facts:
     """Whether the loader reads, decodes and preprocesses by itself, and rounds in its own way."""
     decodes_scaled: bool = False
     """Whether the decoder returns fewer pixels than the image has."""
+    other_pixels: str = ""
+    """How the decoder's pixels differ by design from those of others, as "in gray"."""
     stays_in_memory: bool = False
     """Whether the files are always in memory."""
     is_on_cpu: bool = False

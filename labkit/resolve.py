@@ -234,6 +234,7 @@ def gather_facts(settings: Mapping[str, Any]) -> Facts:
             setting that is missing, have no facts.
     """
     loader = find_part(Loader, settings.get("loader"))
+    decoder = find_part(Decoder, settings.get("decoder"))
     device = find_part(DevicePart, settings.get("device"))
     # Prefetchers of earlier versions left out a step.
     is_short = str(settings.get("prefetcher")).endswith("_as_published")
@@ -243,7 +244,8 @@ def gather_facts(settings: Mapping[str, Any]) -> Facts:
         steps_short=int(is_short),
         has_own_order=loader.has_own_order,
         loads_outside=loader.is_outside,
-        decodes_scaled=find_part(Decoder, settings.get("decoder")).scaled,
+        decodes_scaled=decoder.scaled,
+        other_pixels=decoder.other_pixels,
         stays_in_memory=find_part(StoragePart, settings.get("storage")).stays_in_memory,
         is_on_cpu=device.is_cpu,
         is_simulated=device.is_simulated,
@@ -274,8 +276,11 @@ def label_samples(settings: Settings) -> dict[str, str]:
     }
     stored = settings.storage_format
     labels = {"images": images[stored]} if stored in images else {}
-    if find_part(Decoder, settings.decoder).scaled:
+    decoder = find_part(Decoder, settings.decoder)
+    if decoder.scaled:
         labels["images"] = f"decoded to half a side or less where {px} px remain, so other pixels"
+    if decoder.other_pixels:
+        labels["images"] = f"decoded {decoder.other_pixels}, so other pixels"
     if settings.jitter_ms:
         late = f"each up to {settings.jitter_ms} ms late, which stands for uneven reads"
         labels["samples"] = late

@@ -10,6 +10,7 @@ from small import completed
 from labkit import pipeline
 from labkit.contracts import Skip
 from labkit.machine import hardware
+from labkit.parts.decoding import Decoder
 from labkit.parts.packing.remote import place
 from labkit.resolve import (
     KINDS,
@@ -39,6 +40,18 @@ def test_samples_wait_as_long_as_drawn_and_the_row_says_so(photos, monkeypatch):
     assert all(np.array_equal(sample[name], steady[name]) for name in steady)
     assert label_samples(settings) == {}
     assert "up to 40 ms late" in label_samples(late.settings)["samples"]
+
+
+def test_a_decoder_says_what_differs_by_design_in_rows_and_where_its_pixels_are_of_no_use(
+    monkeypatch,
+):
+    monkeypatch.setitem(TABLES["decoder"], "gray", Decoder(len, other_pixels="in gray"))
+    gray = completed(decoder="gray", preprocessor="loops")
+    assert label_samples(gray) == {"images": "decoded in gray, so other pixels"}
+    assert gather_facts(vars(gray)).other_pixels == "in gray"
+    resolve(gray)
+    with pytest.raises(ValueError, match=r"storage_format must be 'jpeg' for the decoder gray"):
+        resolve(replace(gray, packing="raw", storage_format="pixels"))
 
 
 @pytest.mark.parametrize(

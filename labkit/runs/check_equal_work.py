@@ -124,7 +124,9 @@ def _difference(
         {name: array[:common] for name, array in one.items()} for one in (batch, reference)
     )
     levels = None
-    if parts.decoder.scaled != base.decoder.scaled:
+    if parts.decoder.other_pixels != base.decoder.other_pixels:
+        levels = math.inf
+    elif parts.decoder.scaled != base.decoder.scaled:
         levels = SCALED_DECODING_TOLERANCE_LEVELS
     elif _scaled(parts.settings) != _scaled(base.settings):
         levels = SCALED_TOLERANCE_LEVELS
