@@ -13,7 +13,7 @@ from typing import Any
 
 from labkit import units
 from labkit.experiments import catalog
-from labkit.experiments.device_speeds import at_operating_points, over_device_speeds
+from labkit.experiments.device_speeds import at_several_speeds, over_device_speeds
 from labkit.machine import gpu
 from labkit.records import EPOCHS, RunInfo
 from labkit.resolve import TABLES
@@ -120,7 +120,7 @@ class Request:
         elif (
             self.protocol == CORRECTED and whole.at_several_speeds and _trains_on_calibrated(built)
         ):
-            built = at_operating_points(built)
+            built = at_several_speeds(built)
         object.__setattr__(built, "request", self.to_dict())
         return built
 

@@ -199,7 +199,7 @@ DECODERS: dict[str, Callable[..., np.ndarray]] = {
 }
 
 
-def why_not(names: Iterable[str] | None = None) -> dict[str, str]:
+def unusable_decoders(names: Iterable[str] | None = None) -> dict[str, str]:
     """Return which decoders cannot be used here, each with the reason, by trying them once.
 
     Args:

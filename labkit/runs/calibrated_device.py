@@ -201,7 +201,7 @@ def device_of(
     except Skip as reason:
         raise RuntimeError(
             f"the simulated GPU cannot be calibrated here: {reason}; or set its speed, such as "
-            "--device-speed 200"
+            "--gpu-images-per-s 200"
         ) from reason
     except Timeout:
         raise RuntimeError(
