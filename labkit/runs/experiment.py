@@ -67,7 +67,7 @@ class Experiment:
     notes: tuple[str, ...] = ()
     """Sentences about the machine that belong to every run, such as what is simulated."""
     document_order: Mapping[str, Settings] = field(default_factory=dict)
-    """Label -> settings, as the protocol "as in the document" runs them; empty: it is not run so."""
+    """Label -> settings, as the protocol "as in the document" runs them; empty: it has none."""
     at_several_speeds: bool = False
     """Whether it is measured at several speeds of the simulated GPU: what its variants save
     depends on that."""
