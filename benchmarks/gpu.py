@@ -183,7 +183,7 @@ def rows_of(found: lab.Run) -> Iterator[Row]:
         if row.steady_images_per_s:
             said += f", {units.rate(row.steady_images_per_s)}"
         yield f"{title}: {row.variant}", row.status if row.reason else time_found, said
-    for name in ("device_images_per_s", "gpu_images_per_s"):
+    for name in ("device_images_per_s", "real_gpu_images_per_s"):
         if rate := getattr(found.summary.calibration, name):
             yield f"{title}: {name}", units.rate(rate), ""
 

@@ -177,7 +177,7 @@ def measure_gpu(run: ActiveRun) -> None:
     depends = run.info.kind == ROOFLINE and not facts.is_simulated
     is_on_cuda = find_part(DevicePart, run.baseline.device).is_cuda
     own = depends or (is_on_cuda and not facts.trains_nothing)
-    name = "device_images_per_s" if own else "gpu_images_per_s"
+    name = "device_images_per_s" if own else "real_gpu_images_per_s"
     beside = calibration.load_images_per_s is not None and gpu.cuda().works
     if not (own or beside) or getattr(calibration, name) is not None:
         return
