@@ -304,7 +304,7 @@ def first_batch(
         images: of the epoch: the order depends on their number. Unset: one batch.
 
     Returns:
-        The finished batch's arrays; see `contracts.BATCHES`.  Of a loader with an order of its own,
+        The finished batch's arrays; see `batches.BATCHES`.  Of a loader with an order of its own,
         all batches of the epoch as one.
 
     Raises:

@@ -28,7 +28,7 @@ from labkit.analysis.thresholds import (
     SAME_NUMBERS_TOLERANCE,
     SAME_NUMBERS_TOLERANCE_SHARE,
 )
-from labkit.contracts import RESIZED_TOLERANCE, ArraySpec
+from labkit.batches import RESIZED_TOLERANCE, ArraySpec
 from labkit.records import AnyTrial, Facts, RunInfo, Trial
 from labkit.settings import Settings
 

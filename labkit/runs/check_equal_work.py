@@ -20,7 +20,8 @@ from labkit.analysis.thresholds import (
     SCALED_DECODING_TOLERANCE_LEVELS,
     SCALED_TOLERANCE_LEVELS,
 )
-from labkit.contracts import BATCHES, ArraySpec, Skip, check_batch
+from labkit.batches import BATCHES, ArraySpec, check_batch
+from labkit.contracts import Skip
 from labkit.machine import hardware
 from labkit.parts.packing import PIXELS, RESIZED
 from labkit.parts.preprocessing import Preprocessor
