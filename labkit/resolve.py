@@ -57,8 +57,8 @@ TABLES: dict[str, dict] = {
     "progress_bar": PROGRESS,
 }
 BUILT_IN = {name: dict(table) for name, table in TABLES.items()}
-# Setting -> the kind of its parts, where others need more of them than the function.
-KINDS: dict[str, type[Part]] = {
+# Setting -> the type of its parts, where others need more of them than the function.
+PART_TYPES: dict[str, type[Part]] = {
     "storage": StoragePart,
     "decoder": Decoder,
     "preprocessor": Preprocessor,
@@ -124,7 +124,7 @@ class Resolved:
 
     def names(self, setting: str, fits: Callable[[Any], bool]) -> list[str]:
         """List the names in a setting's table whose parts fit."""
-        return [name for name in TABLES[setting] if fits(find_part(KINDS[setting], name))]
+        return [name for name in TABLES[setting] if fits(find_part(PART_TYPES[setting], name))]
 
 
 def resolve(settings: Settings, *, cuda: Callable[[], CudaState] | None = None) -> Resolved:
@@ -180,10 +180,10 @@ def find_part(kind: type[AnyPart], name: str | None) -> AnyPart:
     """Return a part by its name, without asking whether it can be used here.
 
     Args:
-        kind: one of `KINDS`.
+        kind: one of `PART_TYPES`.
         name: of another version, or unset, it is a part with the defaults and without a function.
     """
-    setting = next(setting for setting, known in KINDS.items() if known is kind)
+    setting = next(setting for setting, known in PART_TYPES.items() if known is kind)
     return as_part(kind, TABLES[setting].get(name))
 
 

@@ -13,7 +13,7 @@ from labkit.machine import hardware
 from labkit.parts.decoding import Decoder
 from labkit.parts.packing.remote import place
 from labkit.resolve import (
-    KINDS,
+    PART_TYPES,
     TABLES,
     find_part,
     gather_facts,
@@ -108,18 +108,18 @@ def test_only_a_simulated_gpu_has_a_speed_which_is_a_number_or_a_known_name(
 # --- parts and their facts --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("setting", KINDS)
+@pytest.mark.parametrize("setting", PART_TYPES)
 def test_a_bare_function_is_a_part_with_the_defaults_and_so_is_an_unknown_name(
     setting, monkeypatch
 ):
-    kind = KINDS[setting]
+    kind = PART_TYPES[setting]
     monkeypatch.setitem(TABLES[setting], "mine", print)
     assert find_part(kind, "mine") == kind(print)
     assert find_part(kind, "of another version") == find_part(kind, None) == kind(None)
 
 
 def test_a_part_of_the_users_own_says_itself_why_it_cannot_be_used(monkeypatch):
-    class Careful(KINDS["decoder"]):
+    class Careful(PART_TYPES["decoder"]):
         def why_not(self, chosen):
             if chosen.settings.input_px > 32:
                 return "mine decodes no more than 32 px"
