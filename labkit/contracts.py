@@ -1,6 +1,8 @@
 """What the parts promise each other, and how a part says that it cannot be used here.
 
-    reader -> Sample -> preprocessor -> batch of named arrays (see `batches`) -> device -> step
+    reader -> Sample -> preprocessor -> batch of named arrays -> device -> step
+
+What a finished batch holds stands in `labkit.batches`.
 """
 
 from __future__ import annotations

@@ -147,7 +147,9 @@ def test_pixels_that_differ_by_design_are_not_compared_but_must_be_numbers(monke
     def found(**what):
         base = replace(fake_work("base"), loss=2.0)
         loss = what.pop("loss", 9.0)
-        return unequal_work(INFO, [base, replace(fake_work("v", decoder="gray", **what), loss=loss)])
+        return unequal_work(
+            INFO, [base, replace(fake_work("v", decoder="gray", **what), loss=loss)]
+        )
 
     assert found(means={**MEANS, "image": [3.0, 3.0, 3.0]}) == {}
     assert "same images" in found(ids_crc=8)["v"]
