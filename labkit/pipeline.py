@@ -413,7 +413,7 @@ def build(
     """
     parts = resolve(settings)
     source, loader = open_loader(parts, excluded=excluded, rank=rank)
-    device = parts.device(parts.profile, clock)
+    device = parts.device(parts.gpu_speeds, clock)
     charged = (parts.preprocessor, settings.batch_size, settings.input_px)
     return Pipeline(
         parts=parts,

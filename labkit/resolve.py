@@ -25,7 +25,7 @@ from labkit.contracts import AnyPart, Part, Reader, Skip, as_part
 from labkit.machine import gpu, hardware
 from labkit.machine.gpu import CudaState
 from labkit.parts.decoding import DECODERS, Decoder
-from labkit.parts.devices import DEVICES, GPUS, DevicePart, Profile
+from labkit.parts.devices import DEVICES, GPUS, DevicePart, GpuSpeeds
 from labkit.parts.loading import LOADERS, Loader
 from labkit.parts.packing import JPEG, PACKINGS, PIXELS, RESIZED, SAMPLE, Packing
 from labkit.parts.packing.packs import pack_format
@@ -86,7 +86,7 @@ class Resolved:
     loader: Loader
     prefetcher: Prefetcher
     device: DevicePart
-    profile: Profile
+    gpu_speeds: GpuSpeeds
     step: StepPart
 
     @property
@@ -151,7 +151,7 @@ def resolve(settings: Settings, *, cuda: Callable[[], CudaState] | None = None) 
         loader=find_part(Loader, settings.loader),
         prefetcher=find_part(Prefetcher, settings.prefetcher),
         device=find_part(DevicePart, settings.device),
-        profile=find_profile(settings),
+        gpu_speeds=find_gpu_speeds(settings),
         step=find_part(StepPart, settings.step),
     )
     asked: list[Any] = [
@@ -187,14 +187,14 @@ def find_part(kind: type[AnyPart], name: str | None) -> AnyPart:
     return as_part(kind, TABLES[setting].get(name))
 
 
-def find_profile(settings: Settings) -> Profile:
+def find_gpu_speeds(settings: Settings) -> GpuSpeeds:
     """Return the speed of the simulated GPU."""
     given = settings.gpu_images_per_s
     name = given if isinstance(given, str) else ""
-    rate = GPUS[name] if name else given
-    return Profile(
+    rate: Any = GPUS[name] if name else given
+    return GpuSpeeds(
         name=name,
-        compute_s_per_image=1 / rate if isinstance(rate, float) else None,
+        gpu_images_per_s=rate,
         batch_size=settings.batch_size,
         sleeps=find_part(DevicePart, settings.device).sleeps,
     )

@@ -99,7 +99,7 @@ def classifier(settings: Settings, device: Device, build: str = "build_classifie
 
 
 def timed(settings: Settings, device: Device) -> Step:
-    """Occupy the simulated GPU for its profile's time per image, without training.
+    """Occupy the simulated GPU for the time that an image takes it, without training.
 
     A loss in loops is real work of the host.  It runs after the forward pass is queued, beside
     which the host may run it, and before the backward pass, which cannot start earlier.  Several
