@@ -177,6 +177,14 @@ def test_a_disk_that_cannot_be_throttled_after_all_is_modelled_and_says_why(
     assert any(f"none can be throttled here ({why_not})" in note for note in info.notes)
 
 
+def test_settings_are_checked_before_data_is_looked_for_or_a_disk_is_mounted(on, tmp_path):
+    on("root")
+    chosen = experiment("storage", data=str(tmp_path / "missing"), decoder="opencvv")
+    assert chosen.fallback is not None
+    with pytest.raises(ValueError, match="decoder must be one of"):
+        check_run.check_run(chosen, "quick", None)
+
+
 @pytest.mark.parametrize("cores", [1, 2, 3, 8])
 def test_equal_depth_is_what_a_thread_holds_more(monkeypatch, cores):
     monkeypatch.setattr(hardware, "cores", lambda: cores)
