@@ -45,7 +45,7 @@ from labkit.contracts import Cancelled, Skip
 from labkit.experiments.request import Request
 from labkit.machine import gpu, hardware
 from labkit.machine.clock import Clock, SystemClock
-from labkit.parts.devices import DEVICES, DevicePart, Profile, SimulatedGpu
+from labkit.parts.devices import DEVICES, DevicePart, GpuSpeeds, SimulatedGpu
 from labkit.resolve import complete_here
 from labkit.runs.calibration import gpu_rate
 from labkit.settings import BATCH_SIZE
@@ -183,7 +183,7 @@ def rows_of(found: lab.Run) -> Iterator[Row]:
         if row.steady_images_per_s:
             said += f", {units.rate(row.steady_images_per_s)}"
         yield f"{title}: {row.variant}", row.status if row.reason else time_found, said
-    for name in ("device_images_per_s", "gpu_images_per_s"):
+    for name in ("device_images_per_s", "real_gpu_images_per_s"):
         if rate := getattr(found.summary.calibration, name):
             yield f"{title}: {name}", units.rate(rate), ""
 
@@ -202,7 +202,7 @@ def side_stream(site: Site) -> Iterator[Row]:
     yield from run(site, replace(whole, name="side_stream", **changes))
 
 
-def with_copies(speeds: Profile, profile: Profile, clock: Clock) -> SimulatedGpu:
+def with_copies(speeds: GpuSpeeds, profile: GpuSpeeds, clock: Clock) -> SimulatedGpu:
     """Make a simulated GPU that copies as fast as the real one."""
     copies = ("pinned_bytes_per_s", "pageable_bytes_per_s")
     return SimulatedGpu(replace(profile, **{name: getattr(speeds, name) for name in copies}), clock)
@@ -270,7 +270,7 @@ def emulate(site: Site) -> Iterator[Row]:
 
 def measure_host(site: Site) -> Iterator[Row]:
     """Measure what waiting and copying take of a core."""
-    profile = Profile(name="", compute_s_per_image=1.0)
+    profile = GpuSpeeds(name="", gpu_images_per_s=1.0)
     device = DEVICES["simulated" if site.is_small else "cuda"](profile, SystemClock())
     work = partial(device.run, 0.05) if site.is_small else gpu_host.multiply
     yield from gpu_host.measure_waits(device, work)
@@ -284,14 +284,14 @@ def measure_training(site: Site, trained: str) -> Iterator[Row]:
     yield from gpu_host.measure_steps(pipeline, trained, sizes, [BATCH_SIZE])
 
 
-def copy_speeds(site: Site) -> tuple[Profile, bool]:
+def copy_speeds(site: Site) -> tuple[GpuSpeeds, bool]:
     """Measure copies to the device.
 
     Returns:
         Their speeds, and whether one from pageable memory waits for what its stream computes.
     """
     clock = SystemClock()
-    simulated = Profile(name="", compute_s_per_image=1.0)
+    simulated = GpuSpeeds(name="", gpu_images_per_s=1.0)
     device = DEVICES["simulated" if site.is_small else "cuda"](simulated, clock)
     pageable = {"image": torch.empty(COPIED_BYTES, dtype=torch.uint8)}
     pinned = dict(pageable) if site.is_small else {"image": pageable["image"].pin_memory()}
@@ -314,9 +314,9 @@ def copy_speeds(site: Site) -> tuple[Profile, bool]:
     rates = [COPIED_BYTES / min(took_s(each)[1] for _ in range(5)) for each in copies]
     computing_s = min(took_s(compute)[1] for _ in range(3))
     host_s, all_s = took_s(compute, copies[0])
-    speeds = Profile(
+    speeds = GpuSpeeds(
         name="as this GPU",
-        compute_s_per_image=None,
+        gpu_images_per_s=None,
         pageable_bytes_per_s=rates[0],
         pinned_bytes_per_s=rates[1],
     )

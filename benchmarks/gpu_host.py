@@ -1,6 +1,6 @@
 """What a GPU asks of its host, and which part of a step's time does not depend on the batch.
 
-These are the numbers that the simulated GPU assumes (`labkit.parts.devices.Profile`).
+These are the numbers that the simulated GPU assumes (`labkit.parts.devices.GpuSpeeds`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import labkit as lab
 from labkit import units
 from labkit.contracts import Device
 from labkit.machine.clock import SystemClock
-from labkit.parts.devices import Profile
+from labkit.parts.devices import GpuSpeeds
 from labkit.pipeline import Pipeline, build
 from labkit.resolve import complete_here
 
@@ -155,7 +155,7 @@ def measure_steps(
     """
     device, backward = pipeline.device, pipeline.step.backward
     whole = pipeline.resident_batch()
-    assumed, rows, step_s = Profile(name="", compute_s_per_image=None), [], {}
+    assumed, rows, step_s = GpuSpeeds(name="", gpu_images_per_s=None), [], {}
     for size in sizes:
         part = {entry: tensor[:size].contiguous() for entry, tensor in whole.items()}
         batch = device.put(part, pinned=False, side_stream=False)

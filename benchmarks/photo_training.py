@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from labkit.machine import procfs
 from labkit.machine.clock import SystemClock
-from labkit.parts.devices import Profile, SimulatedGpu
+from labkit.parts.devices import GpuSpeeds, SimulatedGpu
 from labkit.parts.storage import slow_disk
 
 BATCH_SIZE = 8
@@ -189,7 +189,7 @@ def loader(dataset: Dataset, **knobs: object) -> DataLoader:
 
 def simulated(compute_ms: float, **speeds: float) -> SimulatedGpu:
     """Make a simulated GPU with the given computing time of an image."""
-    profile = Profile(name="planted", compute_s_per_image=compute_ms / 1e3, **speeds)
+    profile = GpuSpeeds(name="planted", gpu_images_per_s=1e3 / compute_ms, **speeds)
     return SimulatedGpu(profile, SystemClock())
 
 

@@ -29,7 +29,7 @@ from labkit.machine.clock import SystemClock
 from labkit.parts.packing.folder import open_folder
 from labkit.parts.storage.disks import HARD_DISK
 from labkit.parts.storage.modelled import ModelledReader
-from labkit.parts.storage.slow_disk import why_not
+from labkit.parts.storage.slow_disk import why_no_slow_disk
 
 IMAGES = 160
 COMPUTE_MS = 5.0
@@ -54,7 +54,7 @@ def slow_disk(site: Site, fixed: bool) -> dict[str, object]:
     if fixed:
         paths = site.copied(IMAGES)
         return training(Photos(paths), COMPUTE_MS, paths)
-    if reason := why_not():
+    if reason := why_no_slow_disk():
         site.notes.append(f"modelled disk, {HARD_DISK.name}: a throttled one {reason}")
         return training(ModelledPhotos(site.data, IMAGES), COMPUTE_MS)
     paths = site.on_slow_disk(IMAGES)

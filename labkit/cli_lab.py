@@ -102,7 +102,7 @@ def _run(options: Options) -> int:
         return _show(lab.resume(lab.find_run(options.resume, options.results).folder))
     # Build all before running any: a typo in the third name must not cost two runs.
     built = {}
-    of_documents = (name for name in lab.CATALOG if lab.experiment(name).is_default)
+    of_documents = (name for name in lab.CATALOG if lab.experiment(name).runs_by_default)
     for name in options.names or (lab.CATALOG if options.all else of_documents):
         try:
             built[name] = request(options, name).build()

@@ -304,7 +304,7 @@ def first_batch(
         images: of the epoch: the order depends on their number. Unset: one batch.
 
     Returns:
-        The finished batch's arrays; see `contracts.BATCHES`.  Of a loader with an order of its own,
+        The finished batch's arrays; see `batches.BATCHES`.  Of a loader with an order of its own,
         all batches of the epoch as one.
 
     Raises:
@@ -413,7 +413,7 @@ def build(
     """
     parts = resolve(settings)
     source, loader = open_loader(parts, excluded=excluded, rank=rank)
-    device = parts.device(parts.profile, clock)
+    device = parts.device(parts.gpu_speeds, clock)
     charged = (parts.preprocessor, settings.batch_size, settings.input_px)
     return Pipeline(
         parts=parts,

@@ -75,6 +75,8 @@ class Facts:
     """Whether the loader reads, decodes and preprocesses by itself, and rounds in its own way."""
     decodes_scaled: bool = False
     """Whether the decoder returns fewer pixels than the image has."""
+    other_pixels: str = ""
+    """How the decoder's pixels differ by design from those of others, as "in gray"."""
     stays_in_memory: bool = False
     """Whether the files are always in memory."""
     is_on_cpu: bool = False
@@ -393,8 +395,8 @@ class Calibration:
     """The baseline's loading rate alone."""
     device_images_per_s: float | None = None
     """Training rate of the baseline's device with the model alone."""
-    gpu_images_per_s: float | None = None
-    """Training rate of a real GPU with the model alone, where the run uses a simulated one."""
+    real_gpu_images_per_s: float | None = None
+    """Training rate of this machine's GPU with the model alone, where the run simulates one."""
     calibrated_images_per_s: float | None = None
     """The calibrated device's rate, where a variant uses it."""
     calibrated: str = ""
@@ -404,7 +406,7 @@ class Calibration:
     free_loader_checked_utc: str = ""
 
     def __post_init__(self) -> None:
-        for name in ("load_images_per_s", "device_images_per_s", "gpu_images_per_s"):
+        for name in ("load_images_per_s", "device_images_per_s", "real_gpu_images_per_s"):
             check_positive(name, getattr(self, name))
 
 

@@ -25,7 +25,7 @@ from labkit.contracts import AnyPart, Part, Reader, Skip, as_part
 from labkit.machine import gpu, hardware
 from labkit.machine.gpu import CudaState
 from labkit.parts.decoding import DECODERS, Decoder
-from labkit.parts.devices import DEVICES, GPUS, DevicePart, Profile
+from labkit.parts.devices import DEVICES, GPUS, DevicePart, GpuSpeeds
 from labkit.parts.loading import LOADERS, Loader
 from labkit.parts.packing import JPEG, PACKINGS, PIXELS, RESIZED, SAMPLE, Packing
 from labkit.parts.packing.packs import pack_format
@@ -57,8 +57,8 @@ TABLES: dict[str, dict] = {
     "progress_bar": PROGRESS,
 }
 BUILT_IN = {name: dict(table) for name, table in TABLES.items()}
-# Setting -> the kind of its parts, where others need more of them than the function.
-KINDS: dict[str, type[Part]] = {
+# Setting -> the type of its parts, where others need more of them than the function.
+PART_TYPES: dict[str, type[Part]] = {
     "storage": StoragePart,
     "decoder": Decoder,
     "preprocessor": Preprocessor,
@@ -86,7 +86,7 @@ class Resolved:
     loader: Loader
     prefetcher: Prefetcher
     device: DevicePart
-    profile: Profile
+    gpu_speeds: GpuSpeeds
     step: StepPart
 
     @property
@@ -124,7 +124,7 @@ class Resolved:
 
     def names(self, setting: str, fits: Callable[[Any], bool]) -> list[str]:
         """List the names in a setting's table whose parts fit."""
-        return [name for name in TABLES[setting] if fits(find_part(KINDS[setting], name))]
+        return [name for name in TABLES[setting] if fits(find_part(PART_TYPES[setting], name))]
 
 
 def resolve(settings: Settings, *, cuda: Callable[[], CudaState] | None = None) -> Resolved:
@@ -151,7 +151,7 @@ def resolve(settings: Settings, *, cuda: Callable[[], CudaState] | None = None) 
         loader=find_part(Loader, settings.loader),
         prefetcher=find_part(Prefetcher, settings.prefetcher),
         device=find_part(DevicePart, settings.device),
-        profile=find_profile(settings),
+        gpu_speeds=find_gpu_speeds(settings),
         step=find_part(StepPart, settings.step),
     )
     asked: list[Any] = [
@@ -180,21 +180,21 @@ def find_part(kind: type[AnyPart], name: str | None) -> AnyPart:
     """Return a part by its name, without asking whether it can be used here.
 
     Args:
-        kind: one of `KINDS`.
+        kind: one of `PART_TYPES`.
         name: of another version, or unset, it is a part with the defaults and without a function.
     """
-    setting = next(setting for setting, known in KINDS.items() if known is kind)
+    setting = next(setting for setting, known in PART_TYPES.items() if known is kind)
     return as_part(kind, TABLES[setting].get(name))
 
 
-def find_profile(settings: Settings) -> Profile:
+def find_gpu_speeds(settings: Settings) -> GpuSpeeds:
     """Return the speed of the simulated GPU."""
     given = settings.gpu_images_per_s
     name = given if isinstance(given, str) else ""
-    rate = GPUS[name] if name else given
-    return Profile(
+    rate: Any = GPUS[name] if name else given
+    return GpuSpeeds(
         name=name,
-        compute_s_per_image=1 / rate if isinstance(rate, float) else None,
+        gpu_images_per_s=rate,
         batch_size=settings.batch_size,
         sleeps=find_part(DevicePart, settings.device).sleeps,
     )
@@ -234,6 +234,7 @@ def gather_facts(settings: Mapping[str, Any]) -> Facts:
             setting that is missing, have no facts.
     """
     loader = find_part(Loader, settings.get("loader"))
+    decoder = find_part(Decoder, settings.get("decoder"))
     device = find_part(DevicePart, settings.get("device"))
     # Prefetchers of earlier versions left out a step.
     is_short = str(settings.get("prefetcher")).endswith("_as_published")
@@ -243,7 +244,8 @@ def gather_facts(settings: Mapping[str, Any]) -> Facts:
         steps_short=int(is_short),
         has_own_order=loader.has_own_order,
         loads_outside=loader.is_outside,
-        decodes_scaled=find_part(Decoder, settings.get("decoder")).scaled,
+        decodes_scaled=decoder.scaled,
+        other_pixels=decoder.other_pixels,
         stays_in_memory=find_part(StoragePart, settings.get("storage")).stays_in_memory,
         is_on_cpu=device.is_cpu,
         is_simulated=device.is_simulated,
@@ -274,8 +276,11 @@ def label_samples(settings: Settings) -> dict[str, str]:
     }
     stored = settings.storage_format
     labels = {"images": images[stored]} if stored in images else {}
-    if find_part(Decoder, settings.decoder).scaled:
+    decoder = find_part(Decoder, settings.decoder)
+    if decoder.scaled:
         labels["images"] = f"decoded to half a side or less where {px} px remain, so other pixels"
+    if decoder.other_pixels:
+        labels["images"] = f"decoded {decoder.other_pixels}, so other pixels"
     if settings.jitter_ms:
         late = f"each up to {settings.jitter_ms} ms late, which stands for uneven reads"
         labels["samples"] = late

@@ -18,7 +18,7 @@ from benchmarks.environments.places import Done
 from benchmarks.environments.residency import resident_share
 from labkit.analysis.compare import Comparison
 from labkit.analysis.rows import Row
-from labkit.parts.devices import Profile, SimulatedGpu
+from labkit.parts.devices import GpuSpeeds, SimulatedGpu
 from tests.fake_clock import FakeClock
 from tests.fakes import fake_trial
 
@@ -196,7 +196,7 @@ def test_the_part_per_batch_is_what_a_step_on_no_images_would_take():
 
 def test_launching_is_told_from_the_time_of_a_step():
     clock = FakeClock()
-    profile = Profile(name="test", compute_s_per_image=1.0, launch_share=0.25)
+    profile = GpuSpeeds(name="test", gpu_images_per_s=1.0, launch_share=0.25)
     device = SimulatedGpu(profile, clock)
     took = gpu_host.time_steps(partial(device.compute, 8), device.synchronize, clock.now)
     assert took == gpu_host.StepTimes(launch_s=2.0, step_s=8.0)

@@ -17,7 +17,7 @@ WITH_EXAMPLES = [
     lab.Experiment, lab.Settings, lab.choose, lab.compare, lab.describe_data, lab.example_loop,
     lab.experiment, lab.find_run, lab.forecast, lab.list_runs, lab.make_photos, lab.newest_run,
     lab.run, lab.claims, lab.vary, settings.change_all, experiment.as_experiment,
-    experiment.full_only, experiment.published_by, lab.Run.table, lab.Run.charts, lab.Run.chart,
+    experiment.full_only, experiment.with_published, lab.Run.table, lab.Run.charts, lab.Run.chart,
     lab.Run.share, lab.Run.save, published.answer, steady_rate.steady_rate,
 ]  # fmt: skip
 

@@ -10,9 +10,10 @@ from small import completed
 from labkit import pipeline
 from labkit.contracts import Skip
 from labkit.machine import hardware
+from labkit.parts.decoding import Decoder
 from labkit.parts.packing.remote import place
 from labkit.resolve import (
-    KINDS,
+    PART_TYPES,
     TABLES,
     find_part,
     gather_facts,
@@ -39,6 +40,18 @@ def test_samples_wait_as_long_as_drawn_and_the_row_says_so(photos, monkeypatch):
     assert all(np.array_equal(sample[name], steady[name]) for name in steady)
     assert label_samples(settings) == {}
     assert "up to 40 ms late" in label_samples(late.settings)["samples"]
+
+
+def test_a_decoder_says_what_differs_by_design_in_rows_and_where_its_pixels_are_of_no_use(
+    monkeypatch,
+):
+    monkeypatch.setitem(TABLES["decoder"], "gray", Decoder(len, other_pixels="in gray"))
+    gray = completed(decoder="gray", preprocessor="loops")
+    assert label_samples(gray) == {"images": "decoded in gray, so other pixels"}
+    assert gather_facts(vars(gray)).other_pixels == "in gray"
+    resolve(gray)
+    with pytest.raises(ValueError, match=r"storage_format must be 'jpeg' for the decoder gray"):
+        resolve(replace(gray, packing="raw", storage_format="pixels"))
 
 
 @pytest.mark.parametrize(
@@ -95,18 +108,18 @@ def test_only_a_simulated_gpu_has_a_speed_which_is_a_number_or_a_known_name(
 # --- parts and their facts --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("setting", KINDS)
+@pytest.mark.parametrize("setting", PART_TYPES)
 def test_a_bare_function_is_a_part_with_the_defaults_and_so_is_an_unknown_name(
     setting, monkeypatch
 ):
-    kind = KINDS[setting]
+    kind = PART_TYPES[setting]
     monkeypatch.setitem(TABLES[setting], "mine", print)
     assert find_part(kind, "mine") == kind(print)
     assert find_part(kind, "of another version") == find_part(kind, None) == kind(None)
 
 
 def test_a_part_of_the_users_own_says_itself_why_it_cannot_be_used(monkeypatch):
-    class Careful(KINDS["decoder"]):
+    class Careful(PART_TYPES["decoder"]):
         def why_not(self, chosen):
             if chosen.settings.input_px > 32:
                 return "mine decodes no more than 32 px"

@@ -12,6 +12,7 @@ from functools import cached_property
 from statistics import fmean, geometric_mean
 
 from labkit.analysis import cache_state
+from labkit.analysis.statistics import ratio_interval
 from labkit.records import AnyTrial, Epoch, Trial
 from labkit.steady_rate import SteadyRate, arrivals_of, steady_rate
 
@@ -75,6 +76,11 @@ class Averages:
         return _geometric_mean(trial.time_s for trial in self.trials)
 
     @property
+    def time_interval_s(self) -> tuple[float | None, float | None]:
+        """The 95 % interval of `time_s` over blocks; None and None below two."""
+        return ratio_interval([*self.log_times.values()])
+
+    @property
     def epoch1_s(self) -> float | None:
         """Geometric mean of the first epochs."""
         return _geometric_mean(trial.epochs[0].epoch_s for trial in self.of_epochs)
@@ -109,6 +115,17 @@ class Averages:
     def steady_reason(self) -> str:
         """The reason why there is no steady rate."""
         return self._steady.reason
+
+    @property
+    def mean_steady_images_per_s(self) -> float | None:
+        """Geometric mean over blocks of the steady rate; its interval is `steady_interval`."""
+        logs = self.steady_log_times.values()
+        return math.exp(-fmean(logs)) if logs else None
+
+    @property
+    def steady_interval(self) -> tuple[float | None, float | None]:
+        """The 95 % interval of the steady rate over blocks; None and None below two."""
+        return ratio_interval([-log_s for log_s in self.steady_log_times.values()])
 
     @cached_property
     def steady_rates(self) -> tuple[float, ...]:

@@ -28,7 +28,7 @@ from labkit.analysis.thresholds import (
     SAME_NUMBERS_TOLERANCE,
     SAME_NUMBERS_TOLERANCE_SHARE,
 )
-from labkit.contracts import RESIZED_TOLERANCE, ArraySpec
+from labkit.batches import RESIZED_TOLERANCE, ArraySpec
 from labkit.records import AnyTrial, Facts, RunInfo, Trial
 from labkit.settings import Settings
 
@@ -64,8 +64,8 @@ def is_floor(facts: Facts, baseline: Facts) -> bool:
 def other_work(info: RunInfo, variant: str, baseline: str) -> str:
     """Return how a variant's work or cache differs from the baseline's; '' where it may win."""
     settings, base = info.variants[variant], info.variants[baseline]
-    facts = info.facts_of(variant)
-    if is_floor(facts, info.facts_of(baseline)):
+    facts, base_facts = info.facts_of(variant), info.facts_of(baseline)
+    if is_floor(facts, base_facts):
         return "it does only part of the work"
     if _does_more(settings, base):
         return "its loop does more than the baseline's, so its time is noise"
@@ -73,6 +73,8 @@ def other_work(info: RunInfo, variant: str, baseline: str) -> str:
         return "it leaves out a step of each epoch"
     if (settings.shuffle, settings.subset) != (base.shuffle, base.subset):
         return "it trains on other images or in another order"
+    if facts.other_pixels != base_facts.other_pixels:
+        return "its decoder's pixels differ by design"
     return other_cache(settings, base, facts)
 
 
@@ -96,8 +98,8 @@ def difference(
         batch: entry name -> array, already checked by `check_batch`.
         reference: the baseline's batch, likewise.
         specs: the tolerances.
-        levels: compare pixels by their mean difference, within so many grey levels; None: every
-            pixel must be the same, within the tolerance.
+        levels: compare pixels by their mean difference, within so many grey levels (infinity: they
+            need only be numbers); None: every pixel must be the same, within the tolerance.
 
     Returns:
         "" or a sentence naming the entry, the rule and the value.
@@ -163,21 +165,29 @@ def _other_work(
     is_outside = facts.loads_outside or base_facts.loads_outside
     # Loaders that preprocess by themselves round in ways of their own.
     same_pixels = _are_same(trial, base, (*SAME_PIXELS, "loader") if is_outside else SAME_PIXELS)
-    is_scaled = facts.decodes_scaled or base_facts.decodes_scaled
-    apart = _other_batches(trial, base, same_pixels, is_scaled=is_scaled)
-    if not apart and is_same_size:
-        apart = _other_loss(trial, base, same_pixels, on_cpu=base_facts.is_on_cpu)
-    return apart
-
-
-def _other_batches(trial: Trial, base: Trial, same_pixels: bool, *, is_scaled: bool) -> str:
-    """Compare the last batch of every epoch: its images, and the means of its entries."""
+    is_comparable = facts.other_pixels == base_facts.other_pixels
     # A plane's mean moves by 0.008 from OpenCV's to Pillow's resizing, which drops fractions of a
     # grey level (measured); noise moves it by 0.1 and more, red in place of blue mostly by 0.05 and
     # more.
     floor = SAME_NUMBERS_TOLERANCE if same_pixels else RESIZED_TOLERANCE
+    is_scaled = facts.decodes_scaled or base_facts.decodes_scaled
     if is_scaled and not _are_same(trial, base, ("decoder",)):
         floor = MAX_MEAN_DIFFERENCE_SCALED_DECODING
+    if not is_comparable:
+        floor = math.inf
+    apart = _other_batches(trial, base, same_pixels, floor)
+    if not apart and not is_comparable:
+        apart = _loss_that_is_no_number(trial)
+    elif not apart and is_same_size:
+        apart = _other_loss(trial, base, same_pixels, on_cpu=base_facts.is_on_cpu)
+    return apart
+
+
+def _other_batches(trial: Trial, base: Trial, same_pixels: bool, floor: float) -> str:
+    """Compare the last batch of every epoch: its images, and the means of its entries.
+
+    Means of pixels may always differ by `floor`.
+    """
     for number, (epoch, wanted) in enumerate(zip(trial.epochs, base.epochs), 1):
         batch = f"the last batch of epoch {number}"
         if None in (epoch.last_ids_crc, wanted.last_ids_crc):
@@ -228,14 +238,20 @@ def _other_loss(trial: Trial, base: Trial, same_pixels: bool, *, on_cpu: bool) -
 
 def _other_first_loss(trial: Trial, base: Trial, same_pixels: bool) -> str:
     """Compare the first losses, before training magnified what one of them rounds away."""
-    if not math.isfinite(trial.loss):
-        return f"the last loss must be a number, got {trial.loss}"
+    if apart := _loss_that_is_no_number(trial):
+        return apart
     first, wanted, most = trial.first_loss, base.first_loss, MAX_FIRST_LOSS_DIFFERENCE
     if not same_pixels:
         most = MAX_LOSS_DIFFERENCE_OTHER_PIXELS
     if None in (first, wanted) or math.isclose(first, wanted, rel_tol=most, abs_tol=LOSS_TOLERANCE):
         return ""
     return f"the first loss must be within {100 * most:g} % of {wanted:.6g}, got {first:.6g}"
+
+
+def _loss_that_is_no_number(trial: Trial) -> str:
+    if trial.loss is None or math.isfinite(trial.loss):
+        return ""
+    return f"the last loss must be a number, got {trial.loss}"
 
 
 def _is_same_data(trial: Trial, other: Trial, a: Facts, b: Facts) -> bool:

@@ -11,11 +11,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean
 
 from labkit import units
 from labkit.analysis.rows import Row
-from labkit.analysis.statistics import ratio_interval
 from labkit.analysis.summary import Summary
 
 ALONE = "loading alone"
@@ -79,12 +77,6 @@ def pipelines(summary: Summary) -> tuple[Pipeline, ...]:
     return tuple(_pipeline(summary, name, speeds) for name, speeds in speeds_by_name.items())
 
 
-def steady_speed(row: Row) -> float | None:
-    """Return the steady images per second of a variant, the geometric mean over blocks."""
-    logs = row.steady_log_times.values()
-    return math.exp(-fmean(logs)) if logs else None
-
-
 def published_takes(summary: Summary) -> dict[str, str]:
     """Return how fast a loader and a GPU each published time needs, in words by variant."""
     alone = {row.name: row for row in summary.rows if row.group == ALONE}
@@ -113,10 +105,10 @@ def _pipeline(summary: Summary, name: str, speeds: Sequence[Speed]) -> Pipeline:
 
 
 def _speed(row: Row, device_images_per_s: float) -> Speed:
-    low, high = ratio_interval([-log_s for log_s in row.steady_log_times.values()])
+    low, high = row.steady_interval
     return Speed(
         device_images_per_s=device_images_per_s,
-        images_per_s=steady_speed(row),
+        images_per_s=row.mean_steady_images_per_s,
         low=low,
         high=high,
         row=row,

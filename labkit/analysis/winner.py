@@ -29,7 +29,7 @@ def winner(summary: Summary, among: Collection[str] | None = None) -> Row | None
     faster = [
         row
         for row in _below_1(summary)
-        if (among is None or row.variant in among) and not why_not(summary, row)
+        if (among is None or row.variant in among) and not _reason_against(summary, row)
     ]
     return min(faster, key=lambda row: row.normalized_time, default=None)
 
@@ -41,13 +41,13 @@ def reasons_against_others(summary: Summary) -> dict[str, str]:
     """
     best = winner(summary) or summary.rows[0]
     return {
-        row.name: why_not(summary, row)
+        row.name: _reason_against(summary, row)
         for row in _below_1(summary)
         if row.normalized_time < best.normalized_time and not summary.is_floor(row.variant)
     }
 
 
-def why_not(summary: Summary, row: Row) -> str:
+def _reason_against(summary: Summary, row: Row) -> str:
     """Return why a variant with a normalized time below 1 cannot win, or ''."""
     unequal = other_work(summary.info, row.variant, summary.baseline)
     return unequal or _unproved(summary, row)

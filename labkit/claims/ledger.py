@@ -501,7 +501,7 @@ def _conditions(rows: Sequence[Row]) -> str:
         conditions += [*([] if conditions else devices), x]
     if any(hardware.how == "unconfirmed" for row in rows for hardware in row.hardware):
         conditions.append("unconfirmed storage")
-    if "warm" in rows[0].cache.split(" / "):
+    if any(trial.labels.get("cache") == "warm" for trial in rows[0].trials):
         conditions.append("warm cache")
     return f" ({', '.join(conditions)})" if conditions else ""
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from labkit.machine.clock import SystemClock
 from labkit.machine.gpu import cuda
-from labkit.parts.devices import GPUS, Profile, SimulatedGpu
+from labkit.parts.devices import GPUS, GpuSpeeds, SimulatedGpu
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -114,7 +114,7 @@ def example_loop(data: str = "data/photos", *, images: int = IMAGES, **options: 
     loader: DataLoader = DataLoader(photos, batch_size=BATCH_SIZE, shuffle=True, **options)
     if cuda().works:
         return Example(loader, _train_on_cuda(), files, None)
-    device = SimulatedGpu(Profile(name=GPU, compute_s_per_image=1 / GPUS[GPU]), SystemClock())
+    device = SimulatedGpu(GpuSpeeds(name=GPU, gpu_images_per_s=GPUS[GPU]), SystemClock())
 
     def step(batch: Any) -> None:
         pictures, labels = batch

@@ -29,7 +29,7 @@ from labkit.experiments import (
 from labkit.machine import media
 from labkit.machine.page_cache import can_evict
 from labkit.parts.storage import slow_disk
-from labkit.runs.experiment import Experiment, published_by
+from labkit.runs.experiment import Experiment, with_published
 from labkit.settings import AS_PUBLISHED, CORRECTED, PROTOCOLS, Settings, pick, with_settings
 
 CATALOG: dict[str, Callable[[Settings], Experiment]] = {
@@ -79,8 +79,8 @@ def build(name: str, protocol: str, settings: Mapping[str, Any]) -> Experiment:
     experiment = pick(CATALOG, name, "experiment")(base)
     pick(dict.fromkeys(PROTOCOLS), protocol, "protocol")
     if protocol == AS_PUBLISHED:
-        if not experiment.as_published:
-            known = " and ".join(name for name in CATALOG if CATALOG[name](base).as_published)
+        if not experiment.document_order:
+            known = " and ".join(name for name in CATALOG if CATALOG[name](base).document_order)
             raise ValueError(
                 f"protocol must be {CORRECTED!r} for {name}, got {protocol!r}; "
                 f"{known} can also be run as in their document"
@@ -88,9 +88,9 @@ def build(name: str, protocol: str, settings: Mapping[str, Any]) -> Experiment:
         figures = {
             label: variant.published
             for label, variant in experiment.variants.items()
-            if variant.published is not None and label in experiment.as_published
+            if variant.published is not None and label in experiment.document_order
         }
-        in_order = published_by(figures, experiment.as_published)
+        in_order = with_published(figures, experiment.document_order)
         experiment = replace(experiment, variants=in_order, protocol=protocol)
     experiment = _on_this_machine(experiment, settings.get("storage", ""))
     _check_kept(experiment, settings)
@@ -122,8 +122,8 @@ def hard_disk() -> tuple[str, str]:
     missing = _why_no_hard_disk()
     if not missing:
         return "hdd", ""
-    if why_not := slow_disk.why_not():
-        return "modelled_hdd", _model_note(missing, why_not)
+    if reason := slow_disk.why_no_slow_disk():
+        return "modelled_hdd", _model_note(missing, reason)
     return "throttled", f"{missing}: a disk that the kernel slows down stands in for it"
 
 
@@ -140,8 +140,8 @@ def _on_this_machine(experiment: Experiment, storage: str) -> Experiment:
     if disk != "throttled":
         return _on_media(experiment, MODELLED_STORAGES, note)
 
-    def fallback(chosen: Experiment, why_not: str) -> Experiment:
-        note = _model_note(_why_no_hard_disk(), why_not)
+    def fallback(chosen: Experiment, reason: str) -> Experiment:
+        note = _model_note(_why_no_hard_disk(), reason)
         return _on_media(replace(chosen, notes=experiment.notes), MODELLED_STORAGES, note)
 
     return replace(_on_media(experiment, {"hdd": disk}, note), fallback=fallback)
@@ -162,8 +162,8 @@ def _on_media(experiment: Experiment, names: Mapping[str, str], note: str) -> Ex
     )
 
 
-def _model_note(missing: str, why_not: str) -> str:
-    return f"{missing}, and none can be throttled here ({why_not}): every medium is modelled"
+def _model_note(missing: str, reason: str) -> str:
+    return f"{missing}, and none can be throttled here ({reason}): every medium is modelled"
 
 
 def _why_no_hard_disk() -> str:

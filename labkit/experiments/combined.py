@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from labkit.experiments import prefetching, preprocessing, storage
 from labkit.machine.page_cache import can_evict
-from labkit.runs.experiment import Variants, as_experiment, full_only, published_by
+from labkit.runs.experiment import Variants, as_experiment, full_only, with_published
 from labkit.settings import Settings, with_settings
 
 # Normalized times that [004] reported: the bar labels of its charts (DOCUMENTS 0.1).
@@ -32,7 +32,7 @@ SINGLE_EFFECTS = {
 @as_experiment(
     "How much do the documents' remedies save together?",
     source="[004] section 3.4: 39 % together",
-    is_default=True,
+    runs_by_default=True,
 )
 def combined(base: Settings) -> Variants:
     """Compare the documents' remedies together with what they started from.
@@ -70,7 +70,7 @@ def combined(base: Settings) -> Variants:
         **{label: combinations.pop(label) for label in SINGLE_EFFECTS},
         **full_only({**combinations, **floors}),
     }
-    return published_by(PUBLISHED, variants)
+    return with_published(PUBLISHED, variants)
 
 
 EXPERIMENTS = (combined,)

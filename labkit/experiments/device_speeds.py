@@ -16,7 +16,7 @@ from labkit.analysis.roofline import ALONE
 from labkit.parts.devices import DevicePart
 from labkit.records import EPOCHS, ROOFLINE
 from labkit.resolve import find_part, gather_facts
-from labkit.runs.experiment import Experiment, in_groups, published_by
+from labkit.runs.experiment import Experiment, in_groups, with_published
 from labkit.settings import change_all, with_settings
 
 # EVIDENCE 2, "The roofline".  Quick mode leaves out 1.4, where little differs from 1 and 2: with
@@ -26,7 +26,7 @@ SPEEDS = (0.5, 1.0, 1.4, 2.0, 2.8, 4.0, 8.0)
 # A real device is often slower than twice the loader; then these would leave its own speed alone.
 QUICK_REAL_SPEEDS = (0.5, 1.0, 2.0)
 # EVIDENCE 1, "Operating point": of experiments whose remedies save most at one of them.
-POINTS, QUICK_POINTS = (1.0, 2.0, 0.5, 4.0), (1.0, 2.0)
+COMPARED_SPEEDS, QUICK_COMPARED_SPEEDS = (1.0, 2.0, 0.5, 4.0), (1.0, 2.0)
 THIS_DEVICE = "this GPU"
 SUFFIX = "_roofline"
 
@@ -38,7 +38,7 @@ def has_roofline(experiment: Experiment) -> bool:
     return is_plain and not base.leaves_out
 
 
-def at_operating_points(experiment: Experiment) -> Experiment:
+def at_several_speeds(experiment: Experiment) -> Experiment:
     """Return an experiment that asks what each variant saves at several speeds of the device.
 
     That depends on x, the device's rate ÷ the baseline's loading rate: fetching ahead saves most at
@@ -50,13 +50,13 @@ def at_operating_points(experiment: Experiment) -> Experiment:
     simulated = experiment.change(lambda settings: replace(settings, device="simulated"))
     known, first = simulated.variants, experiment.baseline
     ordered = {first: known[first], **known}  # the first variant of a group is its baseline
-    points = {f"x = {x:g}": x for x in POINTS}
+    speeds = {f"x = {x:g}": x for x in COMPARED_SPEEDS}
     grouped = in_groups(
-        dict.fromkeys(points, ordered),
-        lambda group, label: points[group] in QUICK_POINTS and not known[label].full_only,
-        {group: {"x": x} for group, x in points.items()},
+        dict.fromkeys(speeds, ordered),
+        lambda group, label: speeds[group] in QUICK_COMPARED_SPEEDS and not known[label].full_only,
+        {group: {"x": x} for group, x in speeds.items()},
     )
-    baseline = f"{next(iter(points))}: {first}"
+    baseline = f"{next(iter(speeds))}: {first}"
     return replace(simulated, variants=grouped, baseline=baseline, at_several_speeds=False)
 
 
@@ -152,7 +152,7 @@ def over_device_speeds(experiment: Experiment, cache: str | None = None) -> Expe
             for label in kept
             if experiment.variants[label].published is not None
         }
-        grouped = published_by(figures, grouped)
+        grouped = with_published(figures, grouped)
     return replace(
         experiment,
         name=name,
@@ -160,6 +160,6 @@ def over_device_speeds(experiment: Experiment, cache: str | None = None) -> Expe
         question=f"{about}: how fast would you train on a slower or faster GPU?",
         variants=grouped,
         baseline=f"{THIS_DEVICE if is_real else 'x = 1'}: {baseline}",
-        as_published={},
+        document_order={},
         x_axis=None,
     )

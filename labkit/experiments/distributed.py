@@ -7,7 +7,7 @@ from typing import Any
 
 from labkit.machine import hardware
 from labkit.parts.training.exchange import ALL_REDUCE, NO_SYNC, NOOP
-from labkit.runs.experiment import Variants, as_experiment, in_groups, published_by
+from labkit.runs.experiment import Variants, as_experiment, in_groups, with_published
 from labkit.settings import Settings
 
 RANKS = (1, 2, 4)
@@ -129,7 +129,7 @@ def data_parallel(base: Settings) -> Variants:
         variants[f"DataParallel, {gpus} GPUs"] = replace(base, **at_once)
         variants[f"DistributedDataParallel, {gpus} GPUs"] = replace(base, ranks=gpus)
     one_gpu_s = 13.08  # from the same report
-    return published_by(
+    return with_published(
         {label: epoch_s / one_gpu_s for label, epoch_s in SEVERAL_GPUS_S.items()}, variants
     )
 

@@ -18,7 +18,7 @@ QUICK_SIZES = 2
 @as_experiment(
     "Does OpenCV instead of PIL shorten the epoch?",
     source="[000], OpenCV or PIL: mostly OpenCV, its chart is lost",
-    is_default=True,
+    runs_by_default=True,
     at_several_speeds=True,
 )
 def opencv_vs_pil(base: Settings) -> Variants:
@@ -68,7 +68,7 @@ def operations(base: Settings) -> Experiment:
             "pictures larger than the data's photographs are enlarged ones: smoother than a "
             "camera's, with fewer bytes per pixel to decode",
         ),
-        is_default=True,
+        runs_by_default=True,
     )
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from labkit.experiments.sweep import as_in_the_document
+from labkit.experiments.sweep import in_document_order
 from labkit.machine import gpu, hardware
-from labkit.runs.experiment import Experiment, Variants, as_experiment, full_only, published_by
+from labkit.runs.experiment import Experiment, Variants, as_experiment, full_only, with_published
 from labkit.settings import SLEEPING, Settings, change_all
 
 # Normalized times that [004] reported: the bar labels of its charts (DOCUMENTS 0.1).
@@ -40,11 +40,11 @@ def prefetching(base: Settings) -> Experiment:
     return Experiment(
         "prefetching",
         question="Does fetching the next batch ahead shorten the epoch?",
-        variants=published_by(PUBLISHED, variants),
+        variants=with_published(PUBLISHED, variants),
         source="[004] section 3.1, experiment 1",
-        as_published=as_in_the_document(variants),
+        document_order=in_document_order(variants),
         at_several_speeds=True,
-        is_default=True,
+        runs_by_default=True,
     )  # fmt: skip
 
 
@@ -91,7 +91,7 @@ def prefetching_in_depth(base: Settings) -> Variants:
             pixels, prefetcher=f"{side}_normalizing", device="cuda"
         ),
     }
-    return published_by({thread: PUBLISHED[thread]}, quick) | full_only(
+    return with_published({thread: PUBLISHED[thread]}, quick) | full_only(
         pageable | streams | seldom | as_bytes
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from labkit.experiments.sweep import timed_alone
-from labkit.runs.experiment import Experiment, Variants, as_experiment, published_by
+from labkit.runs.experiment import Experiment, Variants, as_experiment, with_published
 from labkit.runs.operation_trials import SAMPLE
 from labkit.settings import Settings
 
@@ -16,14 +16,14 @@ PUBLISHED = {"original": 1.000, "simplified": 0.661}
 @as_experiment(
     "How much time does simpler preprocessing code save?",
     source="[004] section 3.3, experiment 3",
-    is_default=True,
+    runs_by_default=True,
 )
 def preprocessing(base: Settings) -> Variants:
     """Compare the documents' preprocessing in loops with simpler code for the same work.
 
     Source: [004] section 3.3, experiment 3.
     """
-    return published_by(
+    return with_published(
         PUBLISHED,
         {
             "original": replace(base, preprocessor="loops"),

@@ -13,10 +13,10 @@ from typing import Any
 
 from labkit import units
 from labkit.experiments import catalog
-from labkit.experiments.device_speeds import at_operating_points, over_device_speeds
-from labkit.machine import gpu
+from labkit.experiments.device_speeds import at_several_speeds, over_device_speeds
 from labkit.records import EPOCHS, RunInfo
-from labkit.resolve import TABLES
+from labkit.resolve import TABLES, complete_here
+from labkit.runs.calibrated_device import is_calibrated
 from labkit.runs.experiment import Experiment, Variant
 from labkit.settings import CORRECTED, MODES, pick, read_changes, with_new_names, with_settings
 
@@ -120,7 +120,7 @@ class Request:
         elif (
             self.protocol == CORRECTED and whole.at_several_speeds and _trains_on_calibrated(built)
         ):
-            built = at_operating_points(built)
+            built = at_several_speeds(built)
         object.__setattr__(built, "request", self.to_dict())
         return built
 
@@ -281,12 +281,8 @@ def _with_own(experiment: Experiment, added: Iterable[str]) -> Experiment:
 
 
 def _trains_on_calibrated(experiment: Experiment) -> bool:
-    """Return whether the device is a simulated GPU whose speed the user has not set."""
-    baseline = experiment.settings[experiment.baseline]
-    is_simulated = baseline.is_on_simulated_gpu or (
-        baseline.device is None and not gpu.cuda().works
-    )
-    return is_simulated and baseline.gpu_images_per_s is None
+    """Return whether the baseline uses the calibrated device."""
+    return is_calibrated(complete_here(experiment.settings[experiment.baseline]))
 
 
 def _kept(experiment: Experiment, variants: tuple[str, ...], baseline: str | None) -> Experiment:

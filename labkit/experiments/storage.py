@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from labkit.experiments.sweep import as_in_the_document
+from labkit.experiments.sweep import in_document_order
 from labkit.machine import media
-from labkit.runs.experiment import Experiment, full_only, in_groups, published_by
+from labkit.runs.experiment import Experiment, full_only, in_groups, with_published
 from labkit.settings import Settings, change_all
 
 # Normalized times that [004] reported: the bar labels of its charts (DOCUMENTS 0.1).
@@ -34,11 +34,11 @@ def storage(base: Settings) -> Experiment:
     return Experiment(
         "storage",
         question="Does a faster disk shorten the epoch?",
-        variants=published_by(PUBLISHED, {**every, **in_memory, **full_only(warm)}),
+        variants=with_published(PUBLISHED, {**every, **in_memory, **full_only(warm)}),
         source="[004] section 3.2, experiment 2",
-        as_published=as_in_the_document(every),
+        document_order=in_document_order(every),
         at_several_speeds=True,
-        is_default=True,
+        runs_by_default=True,
     )
 
 

@@ -12,7 +12,7 @@ from labkit.runs.operation_trials import LOOKUPS, OPERATIONS
 from labkit.settings import Settings, change_all
 
 
-def as_in_the_document(variants: Mapping[str, Settings]) -> dict[str, Settings]:
+def in_document_order(variants: Mapping[str, Settings]) -> dict[str, Settings]:
     """Start the first variant cold, and each other one from the cache that was left behind.
 
     The first variant runs again at the end: its gain is due to the order and the cache alone.

@@ -3,7 +3,8 @@
     bytes -> read_size_px: refuse what is not a whole JPEG -> a library -> (H, W, 3) uint8 RGB
 
 To add a decoder, write a function like `decode_opencv` and add it to `DECODERS`; one that can do
-more is added as a `Decoder`. The tests check every entry of the table.
+more, or whose pixels differ by design, is added as a `Decoder`. The tests check every entry of the
+table.
 
 No decoder applies the EXIF orientation, as in most training code; boxes are in the pixels as
 stored. A scaled decoder does less work and returns other pixels, so its rows and charts are
@@ -158,15 +159,18 @@ class Decoder(Part):
     """It also takes `at_least_px`, and then decodes to a fraction of the size."""
     makes_pillow_image: bool = False
     """It also takes `as_image`, and then returns Pillow's own image."""
+    other_pixels: str = ""
+    """How its pixels differ by design from those of other decoders, as "in gray"; empty: they do
+    not.  Rows say so, and pixels are compared with those of decoders that say the same."""
 
     def why_not(self, chosen: Chosen) -> str:
-        """Refuse a scaled decoder where its pixels are of no use; see `Part.why_not`."""
+        """Refuse a decoder of other pixels where these are of no use; see `Part.why_not`."""
         settings = chosen.settings
-        if not self.scaled:
+        if not (self.scaled or self.other_pixels):
             return ""
         # The others place an image by its size and its boxes, which count in its own pixels.
         fitting = chosen.names("preprocessor", lambda each: each.batch == "classifier")
-        if settings.preprocessor not in fitting:
+        if self.scaled and settings.preprocessor not in fitting:
             raise ValueError(
                 f"preprocessor must be one of {', '.join(fitting)} for the decoder "
                 f"{settings.decoder}, whose images no longer fit their boxes, got "
@@ -175,7 +179,7 @@ class Decoder(Part):
         if settings.storage_format != "jpeg":
             raise ValueError(
                 f"storage_format must be 'jpeg' for the decoder {settings.decoder}, got "
-                f"{settings.storage_format!r}: that is already scaled"
+                f"{settings.storage_format!r}: those were decoded before"
             )
         if chosen.loader.is_outside:
             raise ValueError(
@@ -195,7 +199,7 @@ DECODERS: dict[str, Callable[..., np.ndarray]] = {
 }
 
 
-def why_not(names: Iterable[str] | None = None) -> dict[str, str]:
+def unusable_decoders(names: Iterable[str] | None = None) -> dict[str, str]:
     """Return which decoders cannot be used here, each with the reason, by trying them once.
 
     Args:

@@ -114,14 +114,14 @@ class CudaDevice:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Profile:
+class GpuSpeeds:
     """The speed of a simulated GPU."""
 
     name: str
-    compute_s_per_image: float | None
-    """Forward, backward and optimizer; None: not known yet."""
+    gpu_images_per_s: float | None
+    """Images that it trains with the model alone; None: as calibrated, and not known yet."""
     batch_size: int | None = None
-    """Images of the batches that `compute_s_per_image` holds for; None: batches of any size."""
+    """Images of the batches that `gpu_images_per_s` holds for; None: batches of any size."""
     batch_share: float = 0.1
     """Assumed until a GPU has measured it (benchmarks/gpu.py, stage host): this share of the time
     of a step with `batch_size` images does not depend on how many they are."""
@@ -138,6 +138,11 @@ class Profile:
     """A host that waits for the device leaves its core to others, as it does with CUDA's
     cudaDeviceScheduleBlockingSync.  By default it keeps the core busy, as with
     cudaDeviceScheduleAuto (CUDA runtime API, "Device Management")."""
+
+    @property
+    def compute_s_per_image(self) -> float:
+        """Seconds of forward pass, backward pass and optimizer."""
+        return 1 / self.gpu_images_per_s
 
     def step_s(self, images: int) -> float:
         """Return the seconds of a training step on so many images."""
@@ -163,19 +168,19 @@ class SimulatedGpu:
     """A CUDA device's timing without one: two timelines and a clock.
 
     Args:
-        profile: speeds; `compute_s_per_image` must be set.
+        speeds: of the simulated GPU; `gpu_images_per_s` must be set.
         clock: tells the time, waits and launches; a fake one in tests.
     """
 
     is_simulated = True
 
-    def __init__(self, profile: Profile, clock: Clock) -> None:
+    def __init__(self, speeds: GpuSpeeds, clock: Clock) -> None:
         import torch
 
         self.torch_device = torch.device("cpu")
-        rate, sleeping = units.rate(1 / profile.compute_s_per_image), "sleeping" * profile.sleeps
+        rate, sleeping = units.rate(speeds.gpu_images_per_s), "sleeping" * speeds.sleeps
         self.hardware = Hardware(
-            "device", "simulated", ", ".join(filter(None, (rate, profile.name, sleeping)))
+            "device", "simulated", ", ".join(filter(None, (rate, speeds.name, sleeping)))
         )
         self.compute_s = 0.0
         """Seconds of compute finished or queued so far."""
@@ -184,8 +189,8 @@ class SimulatedGpu:
         self.on_run: Callable[[float, float], None] | None = None
         """Called with the clock's seconds of start and end of all work when it is queued."""
         self.clock = clock
-        self._profile = profile
-        self._idle_until = clock.sleep_until if profile.sleeps else clock.spin_until
+        self._speeds = speeds
+        self._idle_until = clock.sleep_until if speeds.sleeps else clock.spin_until
         self._staging = np.empty(PIECE_BYTES, np.uint8)
         self._copy_free_s = 0.0  # when the copy engine is done with all it was given
         self._compute_free_s = 0.0  # the same for the compute (default) stream
@@ -199,8 +204,8 @@ class SimulatedGpu:
     ) -> DeviceBatch:
         """Occupy the copy engine, and the compute stream too unless on a side stream."""
         size_bytes = sum(tensor.nbytes for tensor in batch.values())
-        profile = self._profile
-        bytes_per_s = profile.pinned_bytes_per_s if pinned else profile.pageable_bytes_per_s
+        speeds = self._speeds
+        bytes_per_s = speeds.pinned_bytes_per_s if pinned else speeds.pageable_bytes_per_s
         start_s = max(self._now(), self._copy_free_s)
         if not side_stream:
             start_s = max(start_s, self._compute_free_s)  # streams run in order
@@ -223,7 +228,7 @@ class SimulatedGpu:
 
     def compute(self, images: int, share: float = 1.0) -> None:
         """Queue a training step on so many images, or a share of it."""
-        self.run(share * self._profile.step_s(images))
+        self.run(share * self._speeds.step_s(images))
         ends_s = self._step_ends_s
         ends_s.append(self._compute_free_s)
         if len(ends_s) > QUEUED_STEPS:
@@ -231,7 +236,7 @@ class SimulatedGpu:
 
     def process(self, touched_bytes: int) -> None:
         """Queue preprocessing that reads and writes so many bytes of device memory."""
-        self.run(touched_bytes / self._profile.memory_bytes_per_s)
+        self.run(touched_bytes / self._speeds.memory_bytes_per_s)
 
     def run(self, compute_s: float) -> None:
         """Queue work of known length; launching it keeps the host busy for a share of that."""
@@ -239,7 +244,7 @@ class SimulatedGpu:
         self.compute_s += compute_s
         if self.on_run is not None:
             self.on_run(self._compute_free_s - compute_s, self._compute_free_s)
-        self.clock.launch(compute_s * self._profile.launch_share)
+        self.clock.launch(compute_s * self._speeds.launch_share)
 
     def synchronize(self) -> None:
         """Wait until the compute queue has run out."""
@@ -281,7 +286,7 @@ def _pieces(batch: Mapping[str, torch.Tensor]) -> Iterator[np.ndarray]:
 
 @dataclass(frozen=True)
 class DevicePart(Part):
-    """What makes a device: (profile, clock) -> `contracts.Device`."""
+    """What makes a device: (speeds, clock) -> `contracts.Device`."""
 
     is_cpu: bool = False
     """The host itself, without streams."""
@@ -316,9 +321,9 @@ class DevicePart(Part):
         return ""
 
 
-DEVICES: dict[str, Callable[[Profile, Clock], Device]] = {
-    "cpu": DevicePart(lambda profile, clock: CpuDevice(), is_cpu=True),
-    "cuda": DevicePart(lambda profile, clock: CudaDevice(), is_cuda=True),
+DEVICES: dict[str, Callable[[GpuSpeeds, Clock], Device]] = {
+    "cpu": DevicePart(lambda speeds, clock: CpuDevice(), is_cpu=True),
+    "cuda": DevicePart(lambda speeds, clock: CudaDevice(), is_cuda=True),
     "simulated": DevicePart(SimulatedGpu, is_simulated=True),
     SLEEPING: DevicePart(SimulatedGpu, is_simulated=True, sleeps=True),
 }

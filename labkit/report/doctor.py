@@ -78,7 +78,7 @@ def doctor(data: Path | str | None = None, **folders: Path | str) -> Table:
         why = "this platform starts processes by spawn"
         rows.append(("multiprocessing_context fork", "skipped", why))
     rows.append(("hard disk", *hard_disk()))
-    refused = decoding.why_not()
+    refused = decoding.unusable_decoders()
     usable = ", ".join(name for name in decoding.DECODERS if name not in refused)
     rows.append(("decoders", usable, ""))
     rows += [(f"decoder {name}", "skipped", reason) for name, reason in refused.items()]

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 from labkit import units
 from labkit.analysis.describe import epoch_bars
 from labkit.analysis.rows import Row
-from labkit.analysis.statistics import ratio_interval
 from labkit.analysis.summary import Summary
 from labkit.parts.training.exchange import mbit_per_s
 from labkit.records import OPERATION, ROOFLINE
@@ -169,7 +168,7 @@ def over_axis(summary: Summary, axis: Axis) -> pd.DataFrame:
             panel=axis.panels.get(row.variant, ""),
         )  # fmt: skip
         if axis.in_seconds:
-            low, high = ratio_interval([*row.log_times.values()])
+            low, high = row.time_interval_s
             record |= {"value": row.time_s, "low": low, "high": high, "published": None}
             record["text"] = f"{row.variant}: {units.seconds(row.time_s)}"
         records.append(record)

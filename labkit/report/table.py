@@ -18,7 +18,6 @@ import pandas as pd
 from pandas.io.formats.style import Styler
 
 from labkit import units
-from labkit.analysis.roofline import steady_speed
 from labkit.analysis.rows import Row
 from labkit.analysis.simulated import warnings
 from labkit.analysis.summary import Summary
@@ -148,7 +147,7 @@ def _cells(summary: Summary, row: Row) -> dict[str, str]:
         column = "time per image"
     time = {column: units.seconds(row.time_s), **_beside_a_sample(summary, row)}
     if summary.kind == "roofline":
-        time = {"steady speed": units.rate(steady_speed(row))}
+        time = {"steady speed": units.rate(row.mean_steady_images_per_s)}
     published = {"published": words.published(summary, row)}
     if not summary.has_groups:
         return {"variant": row.variant, **time, **measured, **published, **verdict}

@@ -257,7 +257,7 @@ def several_gpus(summary: Summary) -> list[str]:
     if (loaded := calibration.load_images_per_s) is None:
         return []
     # The run's own, or a real one that was measured beside it.
-    own = calibration.device_images_per_s or calibration.gpu_images_per_s
+    own = calibration.device_images_per_s or calibration.real_gpu_images_per_s
     needs: dict[float, list[str]] = {}  # images/s of one GPU -> what several need
     for label, settings in info.variants.items():
         x = info.x_of(label)
@@ -481,7 +481,7 @@ def _own_hardware(summary: Summary, row: Row) -> list[str]:
 
 def own_device(summary: Summary) -> tuple[float | None, str]:
     """Return the speed of the device that a roofline is read at, and what it is."""
-    if (rate := summary.calibration.gpu_images_per_s) is not None:
+    if (rate := summary.calibration.real_gpu_images_per_s) is not None:
         return rate, "your GPU"
     base = summary.info.variants[summary.baseline]
     is_simulated, gpu = summary.facts(summary.baseline).is_simulated, base.gpu_images_per_s

@@ -29,7 +29,7 @@ from labkit.machine import hardware
 from labkit.machine.clock import utc_now
 from labkit.parts.devices import DevicePart
 from labkit.records import Calibration
-from labkit.resolve import complete_here, find_part, find_profile, open_data, original
+from labkit.resolve import complete_here, find_part, open_data, original
 from labkit.runs.active_run import single_run_lock
 from labkit.runs.launcher import Launcher
 from labkit.runs.store import explain_unwritable, fits
@@ -124,7 +124,7 @@ def calibrate(
 def is_calibrated(settings: Settings) -> bool:
     """Return whether complete settings use the calibrated device, so that they contain no speed."""
     is_simulated = find_part(DevicePart, settings.device).is_simulated
-    return is_simulated and find_profile(settings).compute_s_per_image is None
+    return is_simulated and settings.gpu_images_per_s is None
 
 
 def with_device(settings: Settings, calibration: Calibration) -> Settings:
@@ -201,7 +201,7 @@ def device_of(
     except Skip as reason:
         raise RuntimeError(
             f"the simulated GPU cannot be calibrated here: {reason}; or set its speed, such as "
-            "--device-speed 200"
+            "--gpu-images-per-s 200"
         ) from reason
     except Timeout:
         raise RuntimeError(

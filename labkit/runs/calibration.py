@@ -22,7 +22,7 @@ from labkit.parts.devices import DevicePart
 from labkit.parts.preprocessing import Preprocessor
 from labkit.pipeline import Pipeline, build
 from labkit.records import ROOFLINE, Calibration
-from labkit.resolve import find_part, find_profile
+from labkit.resolve import find_gpu_speeds, find_part
 from labkit.runs.active_run import ActiveRun
 from labkit.runs.calibrated_device import FILE, device_of, is_calibrated, with_device
 from labkit.runs.check_images import check_images
@@ -112,7 +112,7 @@ def _device(run: ActiveRun) -> Calibration:
         )
     baseline = with_device(run.baseline, calibration)
     if run.baseline_facts.is_simulated:
-        rate = 1 / find_profile(baseline).compute_s_per_image
+        rate = find_gpu_speeds(baseline).gpu_images_per_s
         calibration = replace(calibration, device_images_per_s=rate)
     return calibration
 
@@ -177,7 +177,7 @@ def measure_gpu(run: ActiveRun) -> None:
     depends = run.info.kind == ROOFLINE and not facts.is_simulated
     is_on_cuda = find_part(DevicePart, run.baseline.device).is_cuda
     own = depends or (is_on_cuda and not facts.trains_nothing)
-    name = "device_images_per_s" if own else "gpu_images_per_s"
+    name = "device_images_per_s" if own else "real_gpu_images_per_s"
     beside = calibration.load_images_per_s is not None and gpu.cuda().works
     if not (own or beside) or getattr(calibration, name) is not None:
         return

@@ -20,7 +20,8 @@ from labkit.analysis.thresholds import (
     SCALED_DECODING_TOLERANCE_LEVELS,
     SCALED_TOLERANCE_LEVELS,
 )
-from labkit.contracts import BATCHES, ArraySpec, Skip, check_batch
+from labkit.batches import BATCHES, ArraySpec, check_batch
+from labkit.contracts import Skip
 from labkit.machine import hardware
 from labkit.parts.packing import PIXELS, RESIZED
 from labkit.parts.preprocessing import Preprocessor
@@ -124,7 +125,9 @@ def _difference(
         {name: array[:common] for name, array in one.items()} for one in (batch, reference)
     )
     levels = None
-    if parts.decoder.scaled != base.decoder.scaled:
+    if parts.decoder.other_pixels != base.decoder.other_pixels:
+        levels = math.inf
+    elif parts.decoder.scaled != base.decoder.scaled:
         levels = SCALED_DECODING_TOLERANCE_LEVELS
     elif _scaled(parts.settings) != _scaled(base.settings):
         levels = SCALED_TOLERANCE_LEVELS

@@ -123,7 +123,7 @@ def find_bad_images(
     shuffled = pipeline.shuffled_images(settings, len(reader))
     indices = [int(index) for index in shuffled[start:stop]]
     # The others say so in their rows.
-    usable = sorted(set(decoders) - decoding.why_not(decoders).keys())
+    usable = sorted(set(decoders) - decoding.unusable_decoders(decoders).keys())
 
     def fault(index: int) -> str:
         try:

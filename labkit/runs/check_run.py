@@ -18,7 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from labkit import pipeline
-from labkit.contracts import Skip
+from labkit.contracts import Reader, Skip
 from labkit.machine import gpu, hardware
 from labkit.machine.clock import utc_now
 from labkit.parts.devices import DevicePart
@@ -49,7 +49,7 @@ from labkit.runs.experiment import Experiment
 from labkit.runs.schedule import check_blocks
 from labkit.runs.staging import why_not_throttled
 from labkit.runs.store import StoredRun
-from labkit.settings import CORRECTED, MODES, Settings, pick
+from labkit.settings import CORRECTED, MODES, Mode, Settings, pick
 
 # Variants that differed in these would do different work.
 SAME_FOR_ALL = ("data", "images", "subset", "seed", "epochs", "on_bad_image")
@@ -90,22 +90,15 @@ def check_run(
     base = experiment.settings[experiment.baseline]
     if base.data == Settings.data and not Path(base.data).exists():  # nobody named any
         make_photos(base.data)
-    if experiment.fallback is not None and (reason := why_not_throttled(base)):
+    parts, skipped = _resolve_all(experiment, chosen)
+    own_parts()  # refuses those that no other process can be sent
+    reader = _open_anew(base, cancel)
+    if experiment.fallback is not None and (reason := why_not_throttled(reader)):
         experiment = experiment.fallback(experiment, reason)
+        parts, skipped = _resolve_all(experiment, chosen)
     wanted = experiment.measured(in_full=chosen.judged)
     variants = {label: complete_here(variant.settings) for label, variant in wanted.items()}
-    parts, skipped = {}, {}
-    for label, settings in variants.items():
-        try:
-            parts[label] = resolve(settings, cuda=gpu.cuda)
-        except Skip as reason:
-            skipped[label] = str(reason)
-    groups = experiment.grouped(variants)
-    if {experiment.baseline, *groups.get("baselines", {}).values()} <= skipped.keys():
-        raise BaselineSkipped(NO_BASELINE.format(experiment.baseline, skipped[experiment.baseline]))
-    own_parts()  # refuses those that no other process can be sent
-    _check_equal_work(variants)
-    data = _describe_data(variants[experiment.baseline], cancel)
+    data = _describe_data(base.data, reader)
     _check_together(parts, data.images)
     names = effective_settings(experiment.kind)
     stored = {
@@ -126,7 +119,7 @@ def check_run(
         baseline=experiment.baseline,
         variants=stored,
         facts={label: gather_facts(vars(settings)) for label, settings in stored.items()},
-        **groups,
+        **experiment.grouped(wanted),
         published={
             label: variant.published
             for label, variant in wanted.items()
@@ -182,7 +175,8 @@ def check_resumable(run: StoredRun) -> dict[str, Resolved]:
     for label, settings in variants.items():
         with suppress(Skip):  # its row says why
             parts[label] = resolve(complete_here(settings))
-    began_with, data = (asdict(one) for one in (info.data, _describe_data(info.base_settings)))
+    here = _describe_data(info.base_settings.data, _open_anew(info.base_settings))
+    began_with, data = asdict(info.data), asdict(here)
     if any(value and value != data[name] for name, value in began_with.items()):
         raise ValueError(
             f"data must be what the run began with ({began_with}), got {data}; start a new run"
@@ -193,20 +187,45 @@ def check_resumable(run: StoredRun) -> dict[str, Resolved]:
         gpu_name = provenance.gpu.name if provenance.gpu else ""
         return provenance.machine_id, on_gpu and gpu_name
 
-    began_on, here = info.provenance, hardware.provenance()
-    if where(began_on) != where(here):
+    began_on, machine = info.provenance, hardware.provenance()
+    if where(began_on) != where(machine):
         raise ValueError(
             f"run must be resumed on the machine and the GPU it began on "
-            f"({hardware.describe(began_on)}), got {hardware.describe(here)}; start a new run"
+            f"({hardware.describe(began_on)}), got {hardware.describe(machine)}; start a new run"
         )
     return parts
 
 
-def _describe_data(settings: Settings, cancel: threading.Event | None = None) -> Data:
+def _resolve_all(experiment: Experiment, mode: Mode) -> tuple[dict[str, Resolved], dict[str, str]]:
+    """Return the parts of the variants that can run here, and why the others cannot, by label.
+
+    Raises:
+        ValueError: parts that do not fit together, or variants that do other work.
+        BaselineSkipped: no baseline can run here.
+    """
+    wanted = experiment.measured(in_full=mode.judged)
+    variants = {label: complete_here(variant.settings) for label, variant in wanted.items()}
+    parts, skipped = {}, {}
+    for label, settings in variants.items():
+        try:
+            parts[label] = resolve(settings, cuda=gpu.cuda)
+        except Skip as reason:
+            skipped[label] = str(reason)
+    baselines = experiment.grouped(wanted).get("baselines", {}).values()
+    if {experiment.baseline, *baselines} <= skipped.keys():
+        raise BaselineSkipped(NO_BASELINE.format(experiment.baseline, skipped[experiment.baseline]))
+    _check_equal_work(variants)
+    return parts, skipped
+
+
+def _open_anew(settings: Settings, cancel: threading.Event | None = None) -> Reader:
     open_reader.cache_clear()  # a notebook lives long, and its data may change
-    reader = open_data(settings, cancel)
+    return open_data(settings, cancel)
+
+
+def _describe_data(data: str, reader: Reader) -> Data:
     return Data(
-        folder=settings.data,
+        folder=data,
         images=len(reader),
         bytes=int(reader.image_bytes.sum()),
         boxes=reader.boxes,

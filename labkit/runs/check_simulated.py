@@ -25,7 +25,7 @@ from labkit.parts.training import VECTORIZED
 from labkit.parts.training.exchange import LINK, Link
 from labkit.pipeline import build
 from labkit.records import ProvedRates, StagedStorage
-from labkit.resolve import find_profile, resolve
+from labkit.resolve import find_gpu_speeds, resolve
 from labkit.runs.active_run import ActiveRun
 from labkit.runs.kept_checks import KeptCheck, find_kept, hash_sources, keep
 from labkit.runs.launcher import TrialFailed, TrialKilled
@@ -174,7 +174,7 @@ def check_simulated_gpu(run: ActiveRun, settings: Settings) -> dict[str, Any]:
     """
     au = run.ask("free_loader_utilization", settings=settings)
     if au < FREE_LOADER_MIN_AU:
-        step_s = find_profile(settings).compute_s_per_image * settings.batch_size
+        step_s = find_gpu_speeds(settings).compute_s_per_image * settings.batch_size
         raise Skip(
             f"the simulated GPU must reach {units.percent(FREE_LOADER_MIN_AU)} utilization with "
             f"a free loader, got {units.percent(au)} in the best of {GPU_TRIES} tries with "
@@ -198,7 +198,7 @@ def free_loader_utilization(settings: Settings) -> float:
     # that waits for the device before it launches the next step, or for a copy.
     settings = replace(settings, loss=VECTORIZED, sync_every=0, pin_memory=True, ranks=1)
     pipeline = build(settings, clock)
-    step_s = pipeline.parts.profile.compute_s_per_image * settings.batch_size
+    step_s = pipeline.parts.gpu_speeds.compute_s_per_image * settings.batch_size
     steps = max(1, round(0.3 / step_s))  # of a try of 0.3 s
     empty = {"sample_id": torch.zeros(settings.batch_size, dtype=torch.int64)}
     time_epoch(replace(pipeline, loader=[empty]), clock)  # imports, once in a process

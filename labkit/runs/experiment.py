@@ -1,6 +1,6 @@
 """Experiment: a question, and the variants that answer it.
 
-label -> Settings ─ full_only, published_by, in_groups ─▶ label -> Variant
+label -> Settings ─ full_only, with_published, in_groups ─▶ label -> Variant
                                                      as_experiment └─▶ Experiment
 """
 
@@ -66,12 +66,12 @@ class Experiment:
     """"corrected", or "as in the document": each variant in its order, nothing repeated."""
     notes: tuple[str, ...] = ()
     """Sentences about the machine that belong to every run, such as what is simulated."""
-    as_published: Mapping[str, Settings] = field(default_factory=dict)
-    """Label -> settings in the document's own order; empty: it is not run that way."""
+    document_order: Mapping[str, Settings] = field(default_factory=dict)
+    """Label -> settings, as the protocol "as in the document" runs them; empty: it has none."""
     at_several_speeds: bool = False
     """Whether it is measured at several speeds of the simulated GPU: what its variants save
     depends on that."""
-    is_default: bool = False
+    runs_by_default: bool = False
     """Whether `labkit run` runs it by default."""
     x_axis: XAxis | None = None
     """The setting whose steps are the axis of a second chart."""
@@ -204,7 +204,7 @@ def full_only(variants: Mapping[str, Any]) -> dict[str, Variant]:
     return {label: replace(each, full_only=True) for label, each in _wrapped(variants).items()}
 
 
-def published_by(figures: Mapping[str, float], variants: Mapping[str, Any]) -> dict[str, Variant]:
+def with_published(figures: Mapping[str, float], variants: Mapping[str, Any]) -> dict[str, Variant]:
     """Return the variants, or settings, with a document's normalized times.
 
     Args:
@@ -212,7 +212,7 @@ def published_by(figures: Mapping[str, float], variants: Mapping[str, Any]) -> d
         variants: label -> variant or settings.
 
     Examples:
-        >>> published_by({"both": 0.897}, {"both": Settings(prefetcher="both")})["both"].published
+        >>> with_published({"both": 0.897}, {"both": Settings(prefetcher="both")})["both"].published
         0.897
     """
     wrapped = _wrapped(variants)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 from labkit import units
-from labkit.contracts import BATCHES, LONGEST_REASON, bytes_of
+from labkit.batches import BATCHES, bytes_of
+from labkit.contracts import LONGEST_REASON
 from labkit.parts.preprocessing import Preprocessor
 from labkit.resolve import find_part
 from labkit.settings import Settings

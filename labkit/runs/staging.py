@@ -31,10 +31,9 @@ from labkit.machine import media
 from labkit.machine.media import Medium, describe_medium
 from labkit.parts.storage import Storage, locate
 from labkit.records import Cost, Hardware, StagedStorage
-from labkit.resolve import Resolved, open_data, open_reader
+from labkit.resolve import Resolved, open_reader
 from labkit.runs.active_run import ActiveRun
 from labkit.runs.packs import ensure_pack
-from labkit.settings import Settings
 
 MARK = "labkit-copy.json"  # what makes a folder ours
 
@@ -310,13 +309,12 @@ def staged(
         yield {**_describe(storage), "copied_bytes": copied_bytes, "copied_s": copied_s}
 
 
-def why_not_throttled(settings: Settings) -> str:
+def why_not_throttled(reader: Reader) -> str:
     """Mount the throttled disk for the data, and unmount it again.
 
     Returns:
         The reason why it cannot be used; empty where it can.
     """
-    reader = open_data(settings)
     try:
         with locate("throttled", reader.root).put_up(reader, (), lambda line: None):
             return ""

@@ -287,6 +287,8 @@ def _migrate(stored: Mapping[str, Any]) -> Facts:
         facts["facts"] = record_facts(named)
     if fits(storages := facts.get("storages"), dict[str, dict[str, Any]]):
         facts["storages"] = {name: _with_hardware(own) for name, own in storages.items()}
+    if isinstance(rates := facts.get("calibration"), dict) and "gpu_images_per_s" in rates:
+        facts["calibration"] = {"real_gpu_images_per_s": rates["gpu_images_per_s"], **rates}
     if isinstance(shared := facts.get("shared"), dict):
         facts["shared_from"] = shared.get("from")
     return facts

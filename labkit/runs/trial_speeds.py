@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from labkit.contracts import Skip
-from labkit.resolve import find_profile
+from labkit.resolve import find_gpu_speeds
 from labkit.runs.active_run import ActiveRun
 from labkit.runs.calibrated_device import with_device
 from labkit.runs.check_simulated import check_simulated_gpu
@@ -33,8 +33,8 @@ def _at_batch_size(settings: Settings, images_per_s: float, given_for: int) -> f
     """Return the speed of a variant's device, images/s, from that in batches of another size."""
     if settings.batch_size == given_for:
         return images_per_s
-    profile = replace(find_profile(settings), batch_size=given_for)
-    return settings.batch_size / profile.step_s(settings.batch_size)
+    speeds = replace(find_gpu_speeds(settings), batch_size=given_for)
+    return settings.batch_size / speeds.step_s(settings.batch_size)
 
 
 def check_speeds(run: ActiveRun) -> None:

@@ -9,7 +9,9 @@ from dataclasses import replace
 import pytest
 from fakes import MEANS, fake_info, fake_loss, fake_work
 
+import labkit as lab
 from labkit.analysis import equal_work
+from labkit.parts.decoding import Decoder
 from labkit.resolve import gather_facts
 
 INFO = fake_info(["base", "v"])
@@ -137,6 +139,25 @@ def test_other_pixels_may_move_a_mean_by_a_grey_level(other):
     assert set(other_work(means={**MEANS, "image": [0.0, 0.25, -0.5]}, **other)) == {"v"}
     # What comes from the boxes is as it was.
     assert set(other_work(means={**MEANS, "label": 12.6}, **other)) == {"v"}
+
+
+def test_pixels_that_differ_by_design_are_not_compared_but_must_be_numbers(monkeypatch):
+    monkeypatch.setitem(lab.DECODERS, "gray", Decoder(len, other_pixels="in gray"))
+
+    def found(**what):
+        base = replace(fake_work("base"), loss=2.0)
+        loss = what.pop("loss", 9.0)
+        return unequal_work(
+            INFO, [base, replace(fake_work("v", decoder="gray", **what), loss=loss)]
+        )
+
+    assert found(means={**MEANS, "image": [3.0, 3.0, 3.0]}) == {}
+    assert "same images" in found(ids_crc=8)["v"]
+    assert "label" in found(means={**MEANS, "label": 3.0})["v"]
+    assert "image's red" in found(means={**MEANS, "image": [math.nan, 0.25, 0.0]})["v"]
+    assert found(loss=math.nan) == {
+        "v": "not the same work as base: the last loss must be a number, got nan"
+    }
 
 
 def test_a_mean_that_is_no_number_is_other_work():

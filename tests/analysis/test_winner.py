@@ -11,6 +11,7 @@ from fakes import fake_info, fake_logged, fake_trials
 
 from labkit.analysis.summary import summarize
 from labkit.analysis.winner import reasons_against_others, winner
+from labkit.parts.decoding import DECODERS, Decoder
 from labkit.report.run import Run
 
 
@@ -30,13 +31,15 @@ def fake_run(times, *, mode="quick", blocks=3, **changes):
         ({"shuffle": False}, "it trains on other images or in another order"),
         ({"subset": "first"}, "it trains on other images or in another order"),
         ({"prefetcher": "both_as_published"}, "it leaves out a step of each epoch"),
+        ({"decoder": "gray"}, "its decoder's pixels differ by design"),
         ({"report_every": 10}, "its loop does more than the baseline's, so its time is noise"),
         ({"loader": "resident"}, None),
         ({"step": "nothing"}, None),
     ],
     ids=str,
 )
-def test_what_does_other_work_never_wins(less, why):
+def test_what_does_other_work_never_wins(monkeypatch, less, why):
+    monkeypatch.setitem(DECODERS, "gray", Decoder(len, other_pixels="in gray"))
     run = fake_run({"original": 1.0, "honest": 0.9, "less": 0.5}, less=less)
     summary = run.summary
     assert winner(summary).variant == "honest"

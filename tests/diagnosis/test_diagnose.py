@@ -32,7 +32,7 @@ from labkit.diagnosis.verify import Trials, try_remedies
 from labkit.machine import shared_memory
 from labkit.machine.clock import SystemClock
 from labkit.machine.usage import own_cpu_s
-from labkit.parts.devices import Profile, SimulatedGpu
+from labkit.parts.devices import GpuSpeeds, SimulatedGpu
 from tests.fake_clock import FakeClock
 from tests.processes import PATIENCE_S
 
@@ -87,7 +87,7 @@ class Simulated:
     """A step on a simulated GPU."""
 
     def __init__(self, ms=5.0):
-        profile = Profile(name="test", compute_s_per_image=ms / 1e3)
+        profile = GpuSpeeds(name="test", gpu_images_per_s=1e3 / ms)
         self.device = SimulatedGpu(profile, SystemClock())
 
     def __call__(self, batch):

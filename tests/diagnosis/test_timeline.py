@@ -9,10 +9,10 @@ from torch.utils.data import DataLoader
 from labkit.diagnosis import timeline
 from labkit.diagnosis.timeline import gpu_util, record_timeline
 from labkit.machine.gpu import CudaState, cuda
-from labkit.parts.devices import Profile, SimulatedGpu
+from labkit.parts.devices import GpuSpeeds, SimulatedGpu
 from tests.fake_clock import FakeClock
 
-PROFILE = Profile(name="test", compute_s_per_image=1.0, launch_share=0.25)
+PROFILE = GpuSpeeds(name="test", gpu_images_per_s=1.0, launch_share=0.25)
 
 
 def test_busy_cores_are_seen(monkeypatch):

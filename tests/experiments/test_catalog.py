@@ -23,7 +23,7 @@ from labkit.runs.experiment import Experiment
 from labkit.settings import AS_PUBLISHED, SLEEPING, Settings, complete
 
 ALL = {name: build(Settings()) for name, build in CATALOG.items()}
-PUBLISHED_TOO = [name for name, chosen in ALL.items() if chosen.as_published]
+PUBLISHED_TOO = [name for name, chosen in ALL.items() if chosen.document_order]
 PROTOCOLS = [
     *((name, "corrected") for name in ALL if not ALL[name].has_tasks),
     *((name, AS_PUBLISHED) for name in PUBLISHED_TOO),
@@ -51,7 +51,7 @@ def on(tmp_path, monkeypatch):
         if names:
             lines = [f'{name} = "{tmp_path}"\n' for name in names]
             (tmp_path / "labkit.toml").write_text("[media]\n" + "".join(lines))
-        monkeypatch.setattr(slow_disk, "why_not", lambda: why_not)
+        monkeypatch.setattr(slow_disk, "why_no_slow_disk", lambda: why_not)
         if not can_evict:
             monkeypatch.delattr(os, "posix_fadvise", raising=False)
 
@@ -208,6 +208,14 @@ def test_a_disk_that_cannot_be_throttled_after_all_is_modelled_and_says_why(
     assert any(f"none can be throttled here ({why_not})" in note for note in info.notes)
 
 
+def test_settings_are_checked_before_data_is_looked_for_or_a_disk_is_mounted(on, tmp_path):
+    on("root")
+    chosen = experiment("storage", data=str(tmp_path / "missing"), decoder="opencvv")
+    assert chosen.fallback is not None
+    with pytest.raises(ValueError, match="decoder must be one of"):
+        check_run.check_run(chosen, "quick", None)
+
+
 @pytest.mark.parametrize("cores", [1, 2, 3, 8])
 def test_equal_depth_is_what_a_thread_holds_more(monkeypatch, cores):
     monkeypatch.setattr(hardware, "cores", lambda: cores)
@@ -269,7 +277,7 @@ def test_a_new_experiment_is_one_function(monkeypatch, tmp_path, capsys):
             question="Is mine faster?",
             variants={"theirs": base, "mine": replace(base, num_workers=0)},
             baseline="theirs",
-            as_published={"mine": base, "theirs": base},
+            document_order={"mine": base, "theirs": base},
         )
 
     monkeypatch.setitem(CATALOG, "mine", mine)

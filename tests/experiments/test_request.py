@@ -11,13 +11,13 @@ import labkit as lab
 from labkit import cli, cli_lab
 from labkit.experiments.request import Request
 from labkit.report import run
-from labkit.runs.experiment import full_only, published_by
+from labkit.runs.experiment import full_only, with_published
 from labkit.settings import AS_PUBLISHED
 
 OWN = lab.Experiment(
     "mine",
     question="?",
-    variants=published_by(
+    variants=with_published(
         {"opencv": 0.9, "pillow": 1.0},
         lab.vary(lab.Settings(num_workers=2), decoder=["opencv", "pillow", "simplejpeg"]),
     ),
@@ -123,7 +123,7 @@ def test_variants_can_be_left_out_and_the_baseline_changed():
 
 def test_a_published_time_of_no_variant_is_refused():
     with pytest.raises(ValueError, match="published label must be one of a, got 'z'"):
-        published_by({"z": 0.9}, {"a": lab.Settings()})
+        with_published({"z": 0.9}, {"a": lab.Settings()})
 
 
 def test_a_variant_that_the_mode_does_not_measure_is_refused():

@@ -12,16 +12,16 @@ from labkit.parts.devices import (
     DEVICES,
     QUEUED_STEPS,
     CudaDevice,
-    Profile,
+    GpuSpeeds,
     SimulatedGpu,
 )
 from labkit.parts.preprocessing import PREPROCESSORS
 from tests.fake_clock import FakeClock
 
 # 1 s per image, 1 byte/s pageable, 2 bytes/s pinned: seconds can be read off.
-PROFILE = Profile(
+PROFILE = GpuSpeeds(
     name="test",
-    compute_s_per_image=1.0,
+    gpu_images_per_s=1.0,
     pinned_bytes_per_s=2.0,
     pageable_bytes_per_s=1.0,
     memory_bytes_per_s=4.0,
@@ -97,7 +97,7 @@ class LateClock(FakeClock):
 
 def utilization_of_ten_steps(late_s):
     clock = LateClock(late_s)
-    device = SimulatedGpu(replace(PROFILE, compute_s_per_image=0.01), clock)
+    device = SimulatedGpu(replace(PROFILE, gpu_images_per_s=100.0), clock)
     for _ in range(10):
         device.compute(1)
         device.synchronize()
@@ -116,7 +116,7 @@ def test_a_host_that_was_held_up_does_slow_the_device():
 
 def test_a_host_that_goes_on_a_little_late_launches_in_full_while_the_device_computes():
     clock = LateClock(0.0005)
-    how = {"compute_s_per_image": 0.01, "launch_share": 0.25}
+    how = {"gpu_images_per_s": 100.0, "launch_share": 0.25}
     device = SimulatedGpu(replace(PROFILE, **how), clock)
     device.compute(1)
     device.synchronize()

@@ -351,13 +351,13 @@ def test_folders_that_are_not_ours_are_refused_and_left_as_they_are(tmp_path, mo
 
 @needs_disk
 def test_other_users_and_other_powers_are_told_why_not():
-    program = "from labkit.parts.storage import slow_disk; print(slow_disk.why_not())"
+    program = "from labkit.parts.storage import slow_disk; print(slow_disk.why_no_slow_disk())"
     bounded = ["setpriv", "--bounding-set", "-sys_admin", sys.executable, "-c", program]
     assert "needs the capability CAP_SYS_ADMIN" in shell(*bounded).stdout
 
     def as_stranger():
         os.setuid(STRANGER)
-        return slow_disk.why_not()
+        return slow_disk.why_no_slow_disk()
 
     assert answer(as_stranger) == "needs root"
 

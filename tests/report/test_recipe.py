@@ -27,7 +27,7 @@ from small import completed
 
 import labkit as lab
 from data_scripts.pack_dataset import main as pack_dataset
-from labkit import contracts, pipeline, resolve
+from labkit import batches, pipeline, resolve
 from labkit.analysis.equal_work import difference
 from labkit.machine.clock import SleepingClock
 from labkit.parts.loading import Loader
@@ -305,14 +305,14 @@ def check_equal(ours, theirs, settings, made_up):
     A recipe needs no sample_id, and takes labels from folders where the run made some up.
     """
     left_out = {"sample_id", *made_up}
-    specs = contracts.BATCHES[PREPROCESSORS[settings.preprocessor].batch](8, settings.input_px)
+    specs = batches.BATCHES[PREPROCESSORS[settings.preprocessor].batch](8, settings.input_px)
     specs = {name: spec for name, spec in specs.items() if name not in left_out}
     assert len(ours) == len(theirs) > 0
     for one, other in zip(ours, theirs):
         one = {name: array for name, array in one.items() if name not in left_out}
         other = {name: other[name].numpy() for name in other if name not in left_out}
-        contracts.check_batch(one, specs)
-        contracts.check_batch(other, specs)
+        batches.check_batch(one, specs)
+        batches.check_batch(other, specs)
         if settings.preprocessor == "loops":
             assert difference(one, other, specs) == ""
         else:

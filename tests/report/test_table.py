@@ -246,7 +246,7 @@ def test_a_table_says_what_faster_loading_saves_at_best():
 
 
 @pytest.mark.parametrize(
-    ("tasks", "gpu_images_per_s", "lines"),
+    ("tasks", "real_gpu_images_per_s", "lines"),
     [
         (
             {"slow": {"x": 0.5}, "fast": {"x": 2.0}},
@@ -268,10 +268,10 @@ def test_a_table_says_what_faster_loading_saves_at_best():
     ],
 )
 def test_a_table_names_what_several_gpus_need_and_what_this_machine_loads(
-    tasks, gpu_images_per_s, lines
+    tasks, real_gpu_images_per_s, lines
 ):
     ranks = {"one": {}, "slow": {"ranks": 2}, "fast": {"ranks": 4}}
-    speeds = {"load_images_per_s": 410.0, "gpu_images_per_s": gpu_images_per_s}
+    speeds = {"load_images_per_s": 410.0, "real_gpu_images_per_s": real_gpu_images_per_s}
     speeds["free_loader_au"] = 0.995
     info = fake_info([*ranks], variants=ranks, tasks=tasks, calibration=speeds)
     notes = table(summarize(info, fake_trials(dict.fromkeys(ranks, 1.0)))).notes

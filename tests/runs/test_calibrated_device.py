@@ -50,7 +50,7 @@ def test_data_that_cannot_be_in_memory_end_it_with_a_sentence(
             return [], ""
         raise Skip("warm data must have at least 98.0 % in memory")
 
-    reason = "cannot be calibrated here: warm data must have .*; or set its speed, such as --device"
+    reason = "cannot be calibrated here: warm data must have .*; or set its speed, such as --gpu"
     with pytest.raises(RuntimeError, match=reason):
         device_of(Settings(data=str(photos), input_px=64), tmp_path, ask=ask, progress=False)
 

@@ -10,7 +10,7 @@ from small import completed
 
 import labkit as lab
 from labkit.machine import hardware
-from labkit.parts.decoding import DECODERS
+from labkit.parts.decoding import DECODERS, Decoder
 from labkit.parts.loading import LOADERS, load_with_torch
 from labkit.parts.preprocessing import PREPROCESSORS
 from labkit.runs.check_equal_work import compare_work
@@ -37,6 +37,30 @@ def test_a_scaled_decoder_is_let_through_and_wrong_colors_are_not(photos, monkey
     status, reason = compare_work(variants, "whole")["scaled"]
     assert status == "failed"
     assert "not the same work as whole: image must differ" in reason
+
+
+def test_pixels_that_differ_by_design_are_let_through_as_far_as_they_are_numbers(
+    photos, monkeypatch
+):
+    color = settings(photos)
+
+    def decode_gray(jpeg):
+        return DECODERS["opencv"](jpeg)[..., 1:2].repeat(3, axis=2)
+
+    variants = {name: replace(color, decoder=name) for name in ("simplejpeg", "gray", "mirrored")}
+    monkeypatch.setitem(DECODERS, "gray", Decoder(decode_gray, other_pixels="in gray"))
+    monkeypatch.setitem(
+        DECODERS,
+        "mirrored",
+        Decoder(lambda jpeg: decode_gray(jpeg)[:, ::-1].copy(), other_pixels="in gray"),
+    )
+    verdicts = compare_work(variants, "simplejpeg")
+    assert verdicts == dict.fromkeys(variants, ("ok", ""))
+    # Decoders that say the same are compared with each other.
+    del variants["simplejpeg"]
+    status, reason = compare_work(variants, "gray")["mirrored"]
+    assert status == "failed"
+    assert "not the same work as gray: image must differ" in reason
 
 
 def test_the_steps_of_the_textbook_do_the_same_work_and_other_crops_do_not(photos, monkeypatch):

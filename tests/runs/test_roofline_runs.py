@@ -11,7 +11,7 @@ from labkit import units
 from labkit.contracts import Skip
 from labkit.experiments.device_speeds import over_device_speeds
 from labkit.experiments.request import Request
-from labkit.parts.devices import Profile, SimulatedGpu
+from labkit.parts.devices import GpuSpeeds, SimulatedGpu
 from labkit.runs import trial_speeds
 from labkit.runs.store import TRIALS_FILE, write_info
 
@@ -93,7 +93,7 @@ class OwnDevice(SimulatedGpu):
     is_simulated = False
 
     def __init__(self, profile, clock):
-        super().__init__(Profile(name="own", compute_s_per_image=1 / 150), clock)
+        super().__init__(GpuSpeeds(name="own", gpu_images_per_s=150.0), clock)
 
 
 def work(settings, device):
@@ -169,7 +169,7 @@ def test_training_on_each_batch_several_times_is_the_same_work(photos, tmp_path)
 def test_the_line_is_at_this_machines_gpu(photos, tmp_path):
     how = {"results": tmp_path, "progress": False, "blocks": 1, "data": str(photos)}
     run = lab.roofline("preprocessing", **SMALL, **how)
-    assert run.info.calibration.gpu_images_per_s > 0
+    assert run.info.calibration.real_gpu_images_per_s > 0
     assert "your GPU" in run.chart().get_label()
 
 

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from labkit.contracts import BATCHES, Annotation, Part, ResizeAndNormalize, Sample, bytes_of
+from labkit.batches import BATCHES, bytes_of
+from labkit.contracts import Annotation, Part, ResizeAndNormalize, Sample
 from labkit.parts.preprocessing.classification import (
     IN_NUMBERS,
     classification,
@@ -53,7 +54,7 @@ class Preprocessor(Part):
     on_device: Callable[[dict[str, torch.Tensor], int], dict[str, torch.Tensor]] | None = None
     """(batch, input_px) -> the finished batch, after the transfer; None: it is finished already."""
     batch: str = "detector"
-    """The finished batch's name in `contracts.BATCHES`."""
+    """The finished batch's name in `batches.BATCHES`."""
     in_numbers: ResizeAndNormalize | None = None
     """The same work in numbers, for loaders that preprocess themselves; None: they cannot."""
     in_pillow: bool = False

@@ -39,7 +39,7 @@ def classification(sample: Sample, input_px: int) -> dict[str, np.ndarray]:
         input_px: side of the square output.
 
     Returns:
-        The entries of `contracts.classifier_batch` without the batch axis; `label` is the
+        The entries of `batches.classifier_batch` without the batch axis; `label` is the
         class of the largest box, the first of equals, and 0 for an image without boxes.
 
     Raises:
@@ -72,7 +72,7 @@ def normalize_on_device(batch: dict[str, torch.Tensor], input_px: int) -> dict[s
         input_px: S, side of the input.
 
     Returns:
-        The entries of `contracts.classifier_batch`, on the same device.
+        The entries of `batches.classifier_batch`, on the same device.
 
     Source: [003], [004] 2.2, data_prefetcher.preload.
     """
@@ -127,7 +127,7 @@ def finish(sample: Sample, resized_rgb: np.ndarray) -> dict[str, np.ndarray]:
         resized_rgb: (S, S, 3) uint8.
 
     Returns:
-        The entries of `contracts.classifier_batch` without the batch axis.
+        The entries of `batches.classifier_batch` without the batch axis.
 
     Raises:
         ValueError: the largest box's category id is not one of COCO's.

@@ -57,7 +57,7 @@ def classification_crop(sample: Sample, input_px: int) -> dict[str, np.ndarray]:
         input_px: side of the square output.
 
     Returns:
-        The entries of `contracts.classifier_batch` without the batch axis; `label` is the
+        The entries of `batches.classifier_batch` without the batch axis; `label` is the
         class of the image's largest box, also where the crop does not show it.
 
     Raises:

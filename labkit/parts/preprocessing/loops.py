@@ -15,7 +15,8 @@ import math
 
 import numpy as np
 
-from labkit.contracts import CLASSES, MAX_BOXES, STRIDE, Sample
+from labkit.batches import CLASSES, MAX_BOXES, STRIDE
+from labkit.contracts import Sample
 from labkit.parts.preprocessing.draws import MEAN_RGB, STD_RGB, Draws, affine, class_of, draw
 
 MIN_OVERLAP = 0.7  # CenterNet's default overlap of a box whose corners moved by the radius
@@ -103,7 +104,7 @@ def loops(sample: Sample, input_px: int) -> dict[str, np.ndarray]:
         input_px: side of the square output, a multiple of 4.
 
     Returns:
-        The entries of `contracts.detector_batch` without the batch axis; `image` is a
+        The entries of `batches.detector_batch` without the batch axis; `image` is a
         transposed view, as in the original.
 
     Raises:

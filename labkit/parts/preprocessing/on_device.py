@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from labkit.contracts import CLASSES, MAX_BOXES, STRIDE, Sample
+from labkit.batches import CLASSES, MAX_BOXES, STRIDE
+from labkit.contracts import Sample
 from labkit.parts.preprocessing.draws import draw
 from labkit.parts.preprocessing.vectorized import (
     colour_matrix,
@@ -68,7 +69,7 @@ def finish_on_device(batch: dict[str, torch.Tensor], input_px: int) -> dict[str,
         input_px: S, side of the input.
 
     Returns:
-        The entries of `contracts.detector_batch`, on the same device.
+        The entries of `batches.detector_batch`, on the same device.
     """
     import torch
 

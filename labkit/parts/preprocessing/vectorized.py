@@ -16,7 +16,8 @@ from functools import cache
 
 import numpy as np
 
-from labkit.contracts import CLASSES, MAX_BOXES, STRIDE, Sample
+from labkit.batches import CLASSES, MAX_BOXES, STRIDE
+from labkit.contracts import Sample
 from labkit.parts.preprocessing.draws import MEAN_RGB, STD_RGB, Draws, affine, class_of, draw
 from labkit.parts.preprocessing.loops import MIN_OVERLAP
 
@@ -173,7 +174,7 @@ def vectorized(sample: Sample, input_px: int) -> dict[str, np.ndarray]:
         input_px: side of the square output, a multiple of 4.
 
     Returns:
-        The entries of `contracts.detector_batch` without the batch axis, all contiguous.
+        The entries of `batches.detector_batch` without the batch axis, all contiguous.
 
     Raises:
         ValueError: a category id is not one of COCO's.

@@ -156,7 +156,7 @@ def on_throttled(data: Path) -> ThrottledDisk:
     )
 
 
-def why_not() -> str:
+def why_no_slow_disk() -> str:
     """Return the reason why this process cannot make one; '' where it can."""
     if sys.platform != "linux":
         return "needs Linux"
@@ -196,7 +196,7 @@ def up(*, data_bytes: int, files: int) -> Path:
         Skip: it cannot be made or is in use; the text says why.
     """
     global _held
-    if reason := why_not():
+    if reason := why_no_slow_disk():
         raise Skip(f"throttled disk: {reason}; {INSTEAD}")
     folder = _place()
     with _skipped(), contextlib.ExitStack() as undo:

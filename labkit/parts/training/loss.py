@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from labkit.contracts import CLASSES, MAX_BOXES, Chosen, Part
+from labkit.batches import CLASSES, MAX_BOXES
+from labkit.contracts import Chosen, Part
 
 if TYPE_CHECKING:
     import torch
@@ -41,7 +42,7 @@ def detector_loss(
         heatmap_logits: (B, classes, h, w) float32.
         size_wh: (B, 2, h, w) float32, in cells.
         offset_xy: (B, 2, h, w) float32, in cells.
-        batch: the targets, as `contracts.detector_batch` names them.
+        batch: the targets, as `batches.detector_batch` names them.
 
     Returns:
         () float32.
@@ -71,7 +72,7 @@ def loop_loss(
         heatmap_logits: (B, classes, h, w) float32.
         size_wh: (B, 2, h, w) float32, in cells.
         offset_xy: (B, 2, h, w) float32, in cells.
-        batch: the targets, as `contracts.detector_batch` names them.
+        batch: the targets, as `batches.detector_batch` names them.
         wait: called before a number is read; the simulated GPU waits there, a real one does so
             by itself.
         in_threads: a thread for each image; Python runs one of them at a time ([001] 4.1, "use

@@ -16,7 +16,7 @@ from typing import cast
 import torch
 from torch import nn
 
-from labkit.contracts import CLASSES
+from labkit.batches import CLASSES
 
 BODY_CHANNELS = 512
 DECONVOLUTION_CHANNELS = 256

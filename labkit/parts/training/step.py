@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from labkit.contracts import CLASSES, Chosen, Device, Part, as_part
+from labkit.batches import CLASSES
+from labkit.contracts import Chosen, Device, Part, as_part
 from labkit.parts.training.exchange import distribute
 from labkit.parts.training.loss import LOSSES, VECTORIZED, host_loss, mask_of
 from labkit.settings import Settings
@@ -49,7 +50,7 @@ class Step:
 
 
 def detector(settings: Settings, device: Device) -> Step:
-    """Train CenterNet's res_18 from scratch on `contracts.detector_batch`, with Adam.
+    """Train CenterNet's res_18 from scratch on `batches.detector_batch`, with Adam.
 
     Args:
         settings: uses seed, loss, precision and memory_format.
@@ -72,7 +73,7 @@ def detector(settings: Settings, device: Device) -> Step:
 
 
 def classifier(settings: Settings, device: Device, build: str = "build_classifier") -> Step:
-    """Train a classifier from scratch on `contracts.classifier_batch`.
+    """Train a classifier from scratch on `batches.classifier_batch`.
 
     Args:
         settings: uses seed, precision and memory_format.
@@ -98,7 +99,7 @@ def classifier(settings: Settings, device: Device, build: str = "build_classifie
 
 
 def timed(settings: Settings, device: Device) -> Step:
-    """Occupy the simulated GPU for its profile's time per image, without training.
+    """Occupy the simulated GPU for the time that an image takes it, without training.
 
     A loss in loops is real work of the host.  It runs after the forward pass is queued, beside
     which the host may run it, and before the backward pass, which cannot start earlier.  Several
@@ -165,7 +166,7 @@ class StepPart(Part):
     """What makes a training step: (settings, device) -> `Step`."""
 
     takes: str = ""
-    """Its batch, a key of `contracts.BATCHES`, where it really trains; empty: any batch."""
+    """Its batch, a key of `batches.BATCHES`, where it really trains; empty: any batch."""
     is_simulated: bool = False
     """It takes the time of a simulated GPU."""
     trains_nothing: bool = False

@@ -19,7 +19,8 @@ from kernel import needs_fork
 from small import completed
 
 from labkit.analysis.equal_work import difference
-from labkit.contracts import Skip, classifier_batch, open_library
+from labkit.batches import classifier_batch
+from labkit.contracts import Skip, open_library
 from labkit.parts.loading import LOADERS
 from labkit.parts.loading.dali import DaliLoader
 from labkit.pipeline import open_loader

@@ -21,7 +21,8 @@ from labkit.analysis.thresholds import (
     AVERAGED_TOLERANCE_LEVELS,
     SCALED_DECODING_TOLERANCE_LEVELS,
 )
-from labkit.contracts import Annotation, Sample, classifier_batch
+from labkit.batches import classifier_batch
+from labkit.contracts import Annotation, Sample
 from labkit.parts.decoding import DECODERS
 from labkit.parts.preprocessing import PREPROCESSORS
 from labkit.parts.preprocessing.crops import draw_crop

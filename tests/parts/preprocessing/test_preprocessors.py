@@ -16,16 +16,15 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from labkit.analysis.equal_work import difference
-from labkit.contracts import (
+from labkit.batches import (
     BATCHES,
     CLASSES,
     MAX_BOXES,
-    Annotation,
-    Sample,
     check_batch,
     classifier_batch,
     detector_batch,
 )
+from labkit.contracts import Annotation, Sample
 from labkit.parts.preprocessing import PREPROCESSORS
 from labkit.parts.preprocessing.draws import CLASS_OF, draw
 from labkit.pipeline import Source

@@ -11,7 +11,7 @@ import pytest
 import torch
 from training_batches import BATCH_SIZE, make_batch, random_prediction
 
-from labkit.contracts import MAX_BOXES
+from labkit.batches import MAX_BOXES
 from labkit.parts.training import LOSSES, STEPS, label
 from labkit.settings import Settings
 
