@@ -153,6 +153,11 @@ class AnyTrial(ABC):
         """The time by which variants are compared; 0 where nothing was timed."""
 
     @property
+    def timed_s(self) -> float:
+        """Seconds for which the trial was timed."""
+        return self.time_s
+
+    @property
     def images_per_s(self) -> float:
         """Images per second of the timed work."""
         return 1 / self.time_s
@@ -196,6 +201,11 @@ class OperationTrial(AnyTrial):
     def time_s(self) -> float:
         """Seconds per image."""
         return self.image_s or 0.0
+
+    @property
+    def timed_s(self) -> float:
+        """Seconds of all calls."""
+        return self.calls * self.time_s
 
     @staticmethod
     def _read(row: dict[str, Any]) -> dict[str, Any]:

@@ -250,7 +250,13 @@ def _blocks(run: StoredRun, settings: Settings, *, has_more: bool) -> Iterator[s
 
 
 def _pick(table: dict[str, Any], settings: Settings, name: str) -> Any:
-    return pick(table, getattr(settings, name), f"{name} of a recipe")
+    value = getattr(settings, name)
+    if value not in table:
+        raise ValueError(
+            f"{name} of a recipe must be one of {', '.join(sorted(table))}, got {value!r}; take "
+            f"the recipe of a variant with one of these and put {value!r} into the program"
+        )
+    return table[value]
 
 
 def _values(run: StoredRun, settings: Settings) -> dict[str, object]:

@@ -14,19 +14,26 @@ from jpegs import encode, photo, why_missing
 import labkit as lab
 from labkit.contracts import Annotation
 from labkit.experiments.opencv_vs_pil import SIZES_PX
+from labkit.parts import operations
 from labkit.parts.decoding import DECODERS
 from labkit.parts.operations import Operation, make_picture
 from labkit.parts.packing.folder import open_folder, write_folder
 from labkit.runs.operation_trials import (
     AGREEMENTS,
-    OPERATIONS,
+    INPUTS,
     Timed,
+    all_operations,
     compare_operations,
     difference,
     draw_labels,
     time_operations,
 )
 
+OPERATIONS = {
+    (name, library): operation
+    for (name, library), operation in all_operations().items()
+    if name not in INPUTS  # these take pictures
+}
 KEYS = [key for key in OPERATIONS if not why_missing(key[1])]
 
 
@@ -120,7 +127,7 @@ def test_other_work_fails_and_a_missing_library_is_skipped(photos, monkeypatch):
         ("crop", "missing"): Operation(lambda p: p.pixels, missing),
     }
     for key, operation in table.items():
-        monkeypatch.setitem(OPERATIONS, key, operation)
+        monkeypatch.setitem(operations.OPERATIONS, key, operation)
     verdicts = compare_operations(lab.Settings(data=str(photos)), tasks_of(table))
     assert verdicts["crop same"] == ("ok", "")
     assert verdicts["crop missing"] == ("skipped", "pip install it")
@@ -200,7 +207,7 @@ def test_without_its_baseline_a_group_is_not_timed(photos, monkeypatch):
         raise ImportError("pip install it")
 
     broken = Operation(lambda picture: picture.pixels, missing)
-    monkeypatch.setitem(OPERATIONS, ("crop", "pillow"), broken)
+    monkeypatch.setitem(operations.OPERATIONS, ("crop", "pillow"), broken)
     tasks = tasks_of([("crop", "pillow"), ("crop", "numpy")])
     planned = planned_of(tasks, "crop pillow")
     found = time_operations(lab.Settings(data=str(photos)), tasks, planned, seconds=0.001)
