@@ -24,9 +24,6 @@ from labkit.parts.storage import cache_state
 from labkit.parts.storage.disks import Rate
 from labkit.records import Hardware
 
-COPIES = "labkit-data"  # the folder on a medium that holds our copies
-PIECE_BYTES = 16 << 20  # a pack's file may be larger than memory
-
 
 class WrappedReader:
     """A reader whose `read` a storage overrides; everything else is the wrapped reader's."""
@@ -135,7 +132,7 @@ class Storage:
             file: where it lies.
         """
         with file.open("rb") as opened:
-            while piece := opened.read(PIECE_BYTES):
+            while piece := opened.read(16 << 20):  # a pack's file may be larger than memory
                 yield piece
 
     def measure(
@@ -206,7 +203,7 @@ def in_folder(name: str, data: Path, folder: Path) -> Storage:
             f"{name} must lie outside the data, or the copy would be part of it, got {folder} "
             f"in {data}; choose another folder"
         )
-    return Storage(name=name, **copy_in(folder / COPIES, "", data))
+    return Storage(name=name, **copy_in(folder / "labkit-data", "", data))
 
 
 def on_ssd(data: Path) -> Storage:
