@@ -143,5 +143,6 @@ def _receive(*what: object) -> None:
 
 def _measure(argument: object) -> Any:
     measure, begin = _received
-    begin.wait(120)  # seconds: spawned processes import torch; a process takes one argument only
+    # Two minutes: a spawned process imports for seconds.  Who waits takes no second argument.
+    begin.wait(120)
     return measure(argument)
