@@ -30,8 +30,6 @@ from labkit.machine import helper, procfs, shared_memory
 from labkit.machine.gpu import Reading, open_gpu
 
 PERIOD_S = 0.1
-NVML_PERIOD_S = 0.2  # NVML itself averages over 1/6 to 1 s
-RESTS = 100  # times the CPU time of a reading of all processes
 
 
 class Usage:
@@ -107,7 +105,8 @@ class Sampler:
         while not self._stop.wait(rest_s):
             before_s = time.thread_time()  # time spent waiting for a core costs others nothing
             self._look()
-            rest_s = max(self._period_s, RESTS * (time.thread_time() - before_s))
+            # A reading of all processes may take 1 % of a core.
+            rest_s = max(self._period_s, 100 * (time.thread_time() - before_s))
 
 
 class GpuWatch:
@@ -122,7 +121,8 @@ class GpuWatch:
         with suppress(Skip):
             if self._count:
                 read = open_gpu(self._count)
-                look = Sampler(lambda: self._samples.append(read()), NVML_PERIOD_S)
+                # NVML itself averages over 1/6 to 1 s.
+                look = Sampler(lambda: self._samples.append(read()), 0.2)
                 self._sampler.enter_context(look)
         return self
 
