@@ -34,6 +34,9 @@ SLEEPING = "simulated_sleeping"  # a simulated GPU that the host waits for witho
 SIMULATED_GPUS = ("simulated", SLEEPING)
 # Settings whose value is a number, also written as text, or a name.
 NUMBERS_OR_NAMES: dict[str, type] = {"gpu_images_per_s": float, "cache": int}
+# Of an experiment that names no others.  The documents' 512 px and batches of 32 take two cores
+# half a second for a batch: a quick run would take five minutes.
+INPUT_PX, BATCH_SIZE = 256, 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -395,10 +398,8 @@ def complete(
     """
     device = settings.device or ("cuda" if has_cuda else "simulated")
     defaults = {
-        # Of an experiment that names no others.  The documents' 512 px and batches of 32 take two
-        # cores half a second for a batch: a quick run would take five minutes.
-        "input_px": 256,
-        "batch_size": 8,
+        "input_px": INPUT_PX,
+        "batch_size": BATCH_SIZE,
         "num_workers": max(2, cores // 2),
         "device": device,
         "step": "timed" if device in SIMULATED_GPUS else real_step,
