@@ -228,11 +228,11 @@ def _reference_rates(
             pin_memory=False,
         )
     )
-    most = 512  # a second's worth on most machines; epochs are repeated on faster ones
-    which = {"start": 0, "stop": most, "decoders": [reference.decoder]}
+    wanted = 512  # a second's worth on most machines; epochs are repeated on faster ones
+    which = {"start": 0, "stop": wanted, "decoders": [reference.decoder]}
     bad, _ = ask("find_bad_images", settings=reference, **which)
     excluded = [index for index, _ in bad]
-    images = min(most, len(open_data(settings))) - len(excluded)
+    images = min(wanted, len(open_data(settings))) - len(excluded)
     # Few images still make enough batches.
     most = images // fewest_batches(reference.num_workers)
     batch_size = max(min(reference.batch_size, most), 1)
