@@ -33,13 +33,14 @@ class Hardware:
 
     kind: Literal["device", "storage", "network"]
     how: Literal["real", "unconfirmed", "simulated", "throttled", "modelled"] = "real"
-    """A simulated storage is remote; "unconfirmed": its name may be wrong."""
+    """Throttled and modelled disks are simulated, too; storage that is called simulated is remote.
+    "unconfirmed": its name may be wrong."""
     details: str = ""
     """"460 images/s" for a simulated GPU, "81 reads/s" for a throttled disk, "cpu"."""
 
     @property
     def is_simulated(self) -> bool:
-        """Whether the hardware is simulated, throttled or modelled."""
+        """Whether the hardware is simulated, in whichever way."""
         return self.how not in ("real", "unconfirmed")
 
     @property

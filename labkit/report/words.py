@@ -97,7 +97,7 @@ def checks(summary: Summary) -> list[str]:
 
     Returns:
         Lines such as "simulated GPU: 99.7 % busy with a free loader (required: 99 %)";
-        empty where nothing stands in.
+        empty where nothing is simulated.
     """
     sentences, info, calibration = [], summary.info, summary.calibration
     if calibration.free_loader_au is not None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def load_with_torch(
     source: Source, settings: Settings, make: Callable[..., Iterable] | None = None
 ) -> Iterable[dict[str, torch.Tensor]]:
-    """Load with torch's DataLoader and every knob of Settings.
+    """Load with torch's DataLoader and every setting that it has.
 
     Args:
         source: the samples.

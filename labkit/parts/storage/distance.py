@@ -71,7 +71,7 @@ class Distance(Storage):
         The server is a process of its own; it ends when this one does, however that happens. The
         CPU time that it takes is the run's own, and no disturbance of a trial.
         """
-        say(f"{self.name}: a server on this machine stands in for the distance")
+        say(f"{self.name}: the distance is simulated by a server on this machine")
         secret = secrets.token_urlsafe(16)  # other users of this machine must not read the data
         spec = {
             "files": [os.fspath(path) for path in (*reader.paths, *reader.companions)],

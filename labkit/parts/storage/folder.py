@@ -73,7 +73,7 @@ class Storage:
     def put_up(
         self, reader: Reader, others: Sequence[Reader], say: Callable[[str], None]
     ) -> Iterator[None]:
-        """Have what stands in for the storage, for as long as the context lasts.
+        """Have what simulates the storage, for as long as the context lasts.
 
         Args:
             reader: the data set, opened where it lies.
@@ -143,7 +143,7 @@ class Storage:
         start_method: str,
         seconds: float,
     ) -> list[Rate]:
-        """Measure what stands in for hardware, in a process of its own.
+        """Measure simulated storage, in a process of its own.
 
         Args:
             reader: the data set in `directory`.
@@ -153,7 +153,7 @@ class Storage:
             seconds: about how long each pattern takes.
 
         Returns:
-            Requested and delivered rates; empty where nothing stands in.
+            Requested and delivered rates; empty where nothing is simulated.
 
         Raises:
             Skip: it cannot be measured.

@@ -66,7 +66,7 @@ def why_not(chosen: Chosen) -> str:
     if LINK.fullmatch(settings.exchange) and device.is_cuda:
         return (
             f"exchange must be {ALL_REDUCE}, {NOOP} or {NO_SYNC} on device cuda, where no link "
-            f"is modelled, got {settings.exchange!r}"
+            f"is simulated, got {settings.exchange!r}"
         )
     is_data_parallel = DATA_PARALLEL.fullmatch(settings.exchange)
     if is_data_parallel and device.is_cpu:
@@ -146,7 +146,7 @@ def distribute(model: torch.nn.Module, settings: Settings) -> torch.nn.Module:
 
 
 class Link:
-    """A rank's modelled connection to the others, the same in each direction.
+    """A rank's simulated connection to the others, the same in each direction.
 
     Args:
         settings: uses exchange and ranks.
@@ -203,7 +203,7 @@ def simulated_network(settings: Settings) -> tuple[Hardware, ...]:
     exchanges = not settings.is_on_simulated_gpu and settings.step != "nothing"
     if not link or settings.ranks == 1 or not exchanges:
         return ()
-    return (Hardware("network", "modelled", f"{int(link[1]):,} Mbit/s"),)
+    return (Hardware("network", "simulated", f"{int(link[1]):,} Mbit/s"),)
 
 
 def label(settings: Settings) -> dict[str, str]:
