@@ -120,33 +120,34 @@ def compare(
     noise_floor: Comparison = NOTHING,
     *,
     judged: bool = False,
-    alone: Collection[K] = (),
+    unjudged: Collection[K] = (),
 ) -> dict[K, Comparison]:
-    """Compare pairs of variants within the blocks that have both, and judge them together.
+    """Compare pairs of variants by their times in the same blocks.
+
+    The verdicts of all pairs share one error rate: more pairs need clearer differences.
 
     Args:
-        pairs: of each a variant's log times, and those of what it is divided by.
-        noise_floor: the baseline's second runs over its first ones.
-        judged: give verdicts to those with enough blocks.
-        alone: pairs that get no verdict and do not count among the others.
+        pairs: key -> log times of a variant, and of the variant that it is divided by.
+        noise_floor: the baseline's second run of each block, divided by its first.
+        judged: whether pairs with `MIN_JUDGED_BLOCKS` blocks or more get a verdict.
+        unjudged: keys of pairs that get none and do not count among the others.
 
     Returns:
-        The pairs that have a block in common.
+        Key -> comparison, of the pairs that have a block in common.
     """
     compared: dict[K, Comparison] = {}
-    for key, (times, others) in pairs.items():
-        if shared := [block for block in times if block in others]:
-            log_ratios = tuple(times[block] - others[block] for block in shared)
-            compared[key] = Comparison(log_ratios=log_ratios)
-    testable = [key for key, each in compared.items() if each.blocks >= 2]
-    together = [key for key in testable if key not in alone]
+    for key, (times, base_times) in pairs.items():
+        if shared := [block for block in times if block in base_times]:
+            log_ratios = tuple(times[block] - base_times[block] for block in shared)
+            level = ALPHA if len(shared) >= 2 else None
+            compared[key] = Comparison(log_ratios=log_ratios, level=level)
+    together = [key for key, each in compared.items() if each.level and key not in unjudged]
     verdicts = judge(
         [compared[key].log_ratios for key in together],
         stable=is_stable(noise_floor.log_ratios),
         blind=blind_below(noise_floor.log_ratios),
     )
-    tests = {**dict.fromkeys(testable, (ALPHA, "")), **dict(zip(together, verdicts))}
-    for key, (level, verdict) in tests.items():
+    for key, (level, verdict) in zip(together, verdicts):
         is_judged = judged and compared[key].blocks >= MIN_JUDGED_BLOCKS
         compared[key] = replace(compared[key], level=level, verdict=verdict if is_judged else "")
     return compared
@@ -201,20 +202,14 @@ def judge(
     different = [p_value(d) for d in log_ratios]
     equivalent = [equivalence_p_value(d) for d in log_ratios]
     levels = holm(different)
-    tests = zip(log_ratios, different, levels, equivalent, holm(equivalent))
-    return [
-        (
-            level,
-            _verdict(
-                d,
-                p <= level and abs(fmean(d)) >= blind,
-                p_equivalent <= equivalence_level and not blind,
-            )
-            if stable
-            else UNSTABLE,
-        )
-        for d, p, level, p_equivalent, equivalence_level in tests
-    ]
+    results = []
+    for d, p, level, p_equivalent, equivalence_level in zip(
+        log_ratios, different, levels, equivalent, holm(equivalent)
+    ):
+        is_different = p <= level and abs(fmean(d)) >= blind
+        is_equivalent = p_equivalent <= equivalence_level and not blind
+        results.append((level, _verdict(d, is_different, is_equivalent) if stable else UNSTABLE))
+    return results
 
 
 def _verdict(d: Sequence[float], is_different: bool, is_equivalent: bool) -> str:

@@ -147,7 +147,7 @@ def make_rows(
     alone: Collection[str] = [name for name in pairs if is_floor(info.facts_of(name), base)]
     if not valid.judged and len(bases) > 1:
         alone = pairs  # the rows of many groups are judged together, or not at all
-    compared = compare(pairs, noise_floor, judged=valid.judged, alone=alone)
+    compared = compare(pairs, noise_floor, judged=valid.judged, unjudged=alone)
     compared |= {row.variant: _in_itself(row, judged=valid.judged) for row in bases.values()}
     rows = [replace(row, compared=compared.get(row.variant, NOTHING)) for row in rows]
     return _beside_the_device(info, rows)

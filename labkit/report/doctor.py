@@ -28,6 +28,10 @@ def doctor(data: Path | str | None = None, **folders: Path | str) -> Table:
 
     Raises:
         ValueError: labkit.toml is broken.
+
+    Examples:
+        >>> list(lab.doctor().data.index[:3])
+        ['system', 'python', 'packages']
     """
     from labkit.report.table import Table
 

@@ -80,6 +80,10 @@ def report(
     Raises:
         ValueError: there is no run.
         OSError: the folder cannot be written; the message says what to do.
+
+    Examples:
+        >>> [file.name for file in lab.report(run, markdown=False)]
+        ['report.html']
     """
     is_index = runs is None
     chosen = _newest_to_show(results) if is_index else runs
