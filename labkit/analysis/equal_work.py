@@ -37,13 +37,6 @@ STEP = (
     "step", "gpu_slowdown", "loss", "precision", "memory_format", "input_px", "batch_size",
     "ranks", "exchange",
 )  # fmt: skip
-# What a training loop does beside its steps: setting -> its value where it does nothing.
-NO_EXTRA_WORK = {
-    "checkpoint_every": 0,
-    "report_every": 0,
-    "metrics": "none",
-    "progress_bar": "none",
-}
 
 
 def is_floor(facts: Facts, baseline: Facts) -> bool:
@@ -73,9 +66,11 @@ def other_work(info: RunInfo, variant: str, baseline: str) -> str:
 
 
 def _does_more(settings: Settings, baseline: Settings) -> bool:
+    """Return whether a training loop does more beside its steps than the baseline's."""
+    nothing = {"checkpoint_every": 0, "report_every": 0, "metrics": "none", "progress_bar": "none"}
     return any(
-        getattr(settings, name) != nothing == getattr(baseline, name)
-        for name, nothing in NO_EXTRA_WORK.items()
+        getattr(settings, name) != value == getattr(baseline, name)
+        for name, value in nothing.items()
     )
 
 
