@@ -231,7 +231,9 @@ def main() -> int:
     report.limit(not failures, f"{len(failures)} ended otherwise than they should")
     left = processes - at_first
     report.limit(not left + files, f"left in the end: {left} processes, {files} files")
-    quarters = [snapshots[len(snapshots) * i // 4 : len(snapshots) * (i + 1) // 4] for i in range(4)]
+    quarters = [
+        snapshots[len(snapshots) * i // 4 : len(snapshots) * (i + 1) // 4] for i in range(4)
+    ]
     if all(quarters):
         medians = [[statistics.median(each) for each in zip(*quarter)] for quarter in quarters]
         shown = [(units.count_bytes(memory), *map(str, rest)) for memory, *rest in medians]

@@ -99,7 +99,9 @@ def _try_core(place: Path) -> None:
     refused = _run([labkit, "run"], place, may_fail=True)
     lines = refused.stderr.splitlines()
     is_one_line = len(lines) == 1 and "pip install 'torch-labkit[lab]'" in lines[0]
-    _expect(refused.returncode != 0 and is_one_line, f"run must be refused in one line, got {lines}")
+    _expect(
+        refused.returncode != 0 and is_one_line, f"run must be refused in one line, got {lines}"
+    )
 
 
 def _try_lab(place: Path) -> None:

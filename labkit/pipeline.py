@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     import torch
 
 
-
 class Order:
     """The keys (epoch, image) of the current epoch: all images, shuffled by seed and epoch.
 

@@ -109,7 +109,10 @@ def judge_cache(place: Place, state: str, *, mapped: int = 0) -> str:
     counted = f"{share:.1%} in memory"
     if "skip" in claim:
         claimed_percent = re.search(r"([\d.]+) % of the files' pages are in memory", claim["skip"])
-        is_false = claimed_percent is not None and abs(float(claimed_percent[1]) / 100 - share) > TOLD_WITHIN
+        is_false = (
+            claimed_percent is not None
+            and abs(float(claimed_percent[1]) / 100 - share) > TOLD_WITHIN
+        )
         return f"{'FAILED: ' * is_false}refused: {counted} ({claim['skip']})"
     if claim["share"] is None:
         return f"not claimed: {counted}"

@@ -36,7 +36,9 @@ def serve(folder: str, point: str) -> None:
 
         def statfs(self, path: str) -> dict[str, int]:
             filesystem = os.statvfs(folder + path)
-            return {name: getattr(filesystem, name) for name in dir(filesystem) if name.startswith("f_")}
+            return {
+                name: getattr(filesystem, name) for name in dir(filesystem) if name.startswith("f_")
+            }
 
         def create(self, path: str, mode: int, fi: object = None) -> int:
             return os.open(folder + path, os.O_RDWR | os.O_CREAT, mode)

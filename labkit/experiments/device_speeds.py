@@ -129,9 +129,9 @@ def over_device_speeds(experiment: Experiment, cache: str | None = None) -> Expe
             f"variants must train alike for a roofline on device {device}, whose speed is measured "
             f"once, got {others[0]}; choose others"
         )
-    # EVIDENCE 2, "The roofline".  Quick mode leaves out 1.4, where little differs from 1 and 2: with
-    # it, the five variants of textbook take more than a minute.  A real device is often slower than
-    # twice the loader: at 1, 2 and 4 only, its own speed would stand alone.
+    # EVIDENCE 2, "The roofline".  Quick mode leaves out 1.4, where little differs from 1 and 2:
+    # with it, the five variants of textbook take more than a minute.  A real device is often
+    # slower than twice the loader: at 1, 2 and 4 only, its own speed would stand alone.
     sign, quick_speeds = ("≈", (0.5, 1.0, 2.0)) if is_real else ("=", (1.0, 2.0, 4.0))
     speeds = {f"x {sign} {x:g}": x for x in (0.5, 1.0, 1.4, 2.0, 2.8, 4.0, 8.0)}
     quick = {ALONE, THIS_DEVICE, *(group for group, x in speeds.items() if x in quick_speeds)}

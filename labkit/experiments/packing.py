@@ -11,7 +11,6 @@ from labkit.runs.experiment import Variants, as_experiment, full_only
 from labkit.settings import Settings, change_all
 
 
-
 @as_experiment(
     "Does one packed file read faster than many small ones?",
     source="[000], [001] 3.1.3, [004] 2.6: HDF5, pth, LMDB, TFRecord; no figures",

@@ -21,7 +21,6 @@ from labkit.runs.experiment import Experiment, Variant
 from labkit.settings import CORRECTED, MODES, pick, read_changes, with_new_names, with_settings
 
 
-
 @dataclass(frozen=True, kw_only=True)
 class Request:
     """An experiment, and the changes of its definition."""

@@ -18,7 +18,6 @@ from labkit.machine import helper, procfs
 from labkit.machine.usage import own_cpu_s
 
 
-
 def disturbance() -> dict[str, float | None]:
     """Take a snapshot of the machine's counters, for `since`."""
     import psutil

@@ -159,7 +159,6 @@ def _libc() -> ctypes.CDLL:
     return libc
 
 
-
 class _Range(ctypes.Structure):
     _fields_ = (("start", ctypes.c_uint64), ("length", ctypes.c_uint64))
 

@@ -30,6 +30,7 @@ from labkit.machine import helper, procfs, shared_memory
 from labkit.machine.gpu import Reading, open_gpu
 
 PERIOD_S = 0.1
+NVML_PERIOD_S = 0.2  # NVML itself averages over 1/6 to 1 s
 
 
 class Usage:
@@ -121,8 +122,7 @@ class GpuWatch:
         with suppress(Skip):
             if self._count:
                 read = open_gpu(self._count)
-                # NVML itself averages over 1/6 to 1 s.
-                look = Sampler(lambda: self._samples.append(read()), 0.2)
+                look = Sampler(lambda: self._samples.append(read()), NVML_PERIOD_S)
                 self._sampler.enter_context(look)
         return self
 

@@ -187,7 +187,6 @@ def normalize_torch(planes: Tensor) -> Tensor:
     return planes.clone().sub_(mean).div_(std)
 
 
-
 @dataclass(frozen=True)
 class Labels:
     """The labels of one image's boxes, and what they are looked up in."""

@@ -27,8 +27,6 @@ from labkit.records import EPOCHS, ROOFLINE, UNKNOWN, ProvedRates, Provenance, R
 from labkit.runs.store import StoredRun, readable_reason
 from labkit.settings import CORRECTED, MODES
 
-
-
 # --- a run ------------------------------------------------------------------------------
 
 

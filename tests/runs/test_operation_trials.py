@@ -148,7 +148,9 @@ def timed(inputs, seconds, slow=()):
 
     timed_operation = Timed.of(call, inputs, seconds, clock)
     chosen = len(calls)
-    return SimpleNamespace(timed=timed_operation, chosen=chosen, call_s=timed_operation.measure(), calls=calls)
+    return SimpleNamespace(
+        timed=timed_operation, chosen=chosen, call_s=timed_operation.measure(), calls=calls
+    )
 
 
 def test_a_repeat_is_long_and_a_round_has_as_many_as_take_the_seconds_asked_for():

@@ -108,7 +108,9 @@ def test_a_pack_of_data_that_changed_or_by_another_decoder_is_made_again(photos,
     make(wanted(tree, decoder="pillow"), say=sentences.append)
     next(iter(sorted(tree.iterdir()))).unlink()
     assert make(wanted(tree, decoder="pillow"), say=sentences.append)["images"] == 23
-    again = [line for line in sentences if "of other data, or made otherwise: it is made again" in line]
+    again = [
+        line for line in sentences if "of other data, or made otherwise: it is made again" in line
+    ]
     assert len(again) == 2
 
 

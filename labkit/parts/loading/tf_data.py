@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     import torch
 
 
-
 class TfDataLoader:
     """Epochs of a tf.data pipeline as torch tensors.
 

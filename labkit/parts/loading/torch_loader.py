@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     import torch
 
 
-
 def load_with_torch(
     source: Source, settings: Settings, make: Callable[..., Iterable] | None = None
 ) -> Iterable[dict[str, torch.Tensor]]:

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     import torch
 
 
-
 @dataclass(frozen=True)
 class Preprocessor(Part):
     """How a sample becomes an entry of a batch.

@@ -19,7 +19,6 @@ from torch import nn
 from labkit.contracts import CLASSES
 
 
-
 class BasicBlock(nn.Module):
     """Two 3x3 convolutions beside a shortcut."""
 
