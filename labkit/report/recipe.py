@@ -272,7 +272,7 @@ def _values(run: StoredRun, settings: Settings) -> dict[str, object]:
         "PERSISTENT_WORKERS": bool(settings.persistent_workers and has_workers),
         "START_METHOD": settings.multiprocessing_context if has_workers else None,
         "OPENCV_THREADS": settings.cv2_threads,
-        "READAHEAD": settings.packing != "lmdb_no_readahead",
+        "READAHEAD": {"lmdb_no_readahead": False}.get(settings.packing, True),
     }
     if not settings.pin_memory:
         values["PIN_MEMORY"] = False
@@ -297,7 +297,7 @@ def _loop(settings: Settings) -> dict[str, object]:
     if settings.memory_format != Settings.memory_format:
         values["MEMORY_FORMAT"] = Code("torch.channels_last")
     if values["PROGRESS_BAR"]:
-        values["PROGRESS_LOSS"] = settings.progress_bar == "tqdm_loss"
+        values["PROGRESS_LOSS"] = {"tqdm_loss": True}.get(settings.progress_bar, False)
     if settings.checkpoint_every:
         values["CHECKPOINT_IN_THREAD"] = _pick(
             {"sync": False, "thread": True}, settings, "checkpoint_writer"
