@@ -149,42 +149,42 @@ def run_of(
     built = asked.build()
     title = f"{built.name}, {mode}"
     earlier = [
-        found
-        for found in map(lab.find_run, lab.list_runs(site.runs, built.name))
-        if found.info.mode == mode and found.info.status != "failed"
+        run
+        for run in map(lab.find_run, lab.list_runs(site.runs, built.name))
+        if run.info.mode == mode and run.info.status != "failed"
     ]
-    found = earlier[-1] if earlier else None
-    if found is not None and found.info.status != "finished":
+    run = earlier[-1] if earlier else None
+    if run is not None and run.info.status != "finished":
         try:
-            found = lab.resume(found.folder, cancel=site.cancel)
+            run = lab.resume(run.folder, cancel=site.cancel)
         except ValueError as changed:  # the data, or labkit
             site.note(str(changed))
-            found = None
-    if found is None:
+            run = None
+    if run is None:
         blocks = BLOCKS if mode == "full" else 1 if site.is_small else None
-        found = lab.run(built, mode, results=site.runs, blocks=blocks, cancel=site.cancel)
-    if found.info.status != "finished":
+        run = lab.run(built, mode, results=site.runs, blocks=blocks, cancel=site.cancel)
+    if run.info.status != "finished":
         site.limit(False, f"{title}: {GOES_ON}")
-    failed = [row.variant for row in found.summary.rows if row.status == "failed"]
+    failed = [row.variant for row in run.summary.rows if row.status == "failed"]
     site.limit(not failed, f"{title}: variants that failed: {', '.join(failed) or 'none'}")
-    return found
+    return run
 
 
-def rows_of(found: lab.Run) -> Iterator[Row]:
+def rows_of(run: lab.Run) -> Iterator[Row]:
     """Yield a row per variant of a run."""
-    title = f"{found.info.experiment}, {found.info.mode}"
-    for row in found.summary.rows:
-        time_found = units.normalized(row.normalized_time, row.ci_low, row.ci_high)
-        said = (
+    title = f"{run.info.experiment}, {run.info.mode}"
+    for row in run.summary.rows:
+        normalized_time = units.normalized(row.normalized_time, row.ci_low, row.ci_high)
+        remark = (
             row.reason
             or row.verdict
             or ", ".join(str(each) for each in row.hardware if each.kind == "device")
         )
         if row.steady_images_per_s:
-            said += f", {units.rate(row.steady_images_per_s)}"
-        yield f"{title}: {row.variant}", row.status if row.reason else time_found, said
+            remark += f", {units.rate(row.steady_images_per_s)}"
+        yield f"{title}: {row.variant}", row.status if row.reason else normalized_time, remark
     for name in ("device_images_per_s", "real_gpu_images_per_s"):
-        if rate := getattr(found.summary.calibration, name):
+        if rate := getattr(run.summary.calibration, name):
             yield f"{title}: {name}", units.rate(rate), ""
 
 
@@ -232,15 +232,15 @@ def emulate(site: Site) -> Iterator[Row]:
         DEVICES, {"simulated": DevicePart(partial(with_copies, speeds), is_simulated=True)}
     ):
         for times in repeated:
-            its = {"device": site.device, "gpu_slowdown": times}
+            on_real = {"device": site.device, "gpu_slowdown": times}
             step = f"trained {units.count(times, 'time')}"
-            rate = gpu_rate(complete_here(replace(known["original"], **its, **size)))
+            rate = gpu_rate(complete_here(replace(known["original"], **on_real, **size)))
             yield f"{step}: this device with the model alone", units.rate(rate), ""
             other = {"device": "simulated", "gpu_images_per_s": rate}
             if site.is_small:  # a CPU is so slow that the simulated one would take long
                 other["gpu_images_per_s"] = SIMULATED["gpu_images_per_s"]
             for name, settings in known.items():
-                real[f"{name}, {step}"] = replace(settings, **its)
+                real[f"{name}, {step}"] = replace(settings, **on_real)
                 simulated[f"{name}, {step}, simulated"] = replace(settings, **other)
         whole = lab.Experiment(
             "real_steps",
@@ -249,9 +249,9 @@ def emulate(site: Site) -> Iterator[Row]:
             variants=real | dict(reversed(simulated.items())),
             baseline=next(iter(real)),
         )
-        found = run_of(site, whole, on={})
-    yield from rows_of(found)
-    times = {row.variant: row.normalized_time for row in found.summary.rows}
+        run = run_of(site, whole, on={})
+    yield from rows_of(run)
+    times = {row.variant: row.normalized_time for row in run.summary.rows}
     errors = [
         times[f"{name}, simulated"] / times[name] - 1
         for name in real
@@ -325,26 +325,26 @@ def copy_speeds(site: Site) -> tuple[GpuSpeeds, bool]:
 
 
 def largest_batch(site: Site) -> Iterator[Row]:
-    found = lab.largest_batch(lab.Settings(data=site.data), cancel=site.cancel)
-    site.note(repr(found))
-    yield "largest batch", units.count(found.settings.batch_size, "image"), found.caption()
+    largest = lab.largest_batch(lab.Settings(data=site.data), cancel=site.cancel)
+    site.note(repr(largest))
+    yield "largest batch", units.count(largest.settings.batch_size, "image"), largest.caption()
 
 
 def diagnose(site: Site, name: str) -> Iterator[Row]:
     """Diagnose a training with a planted bottleneck, unless that was done."""
     planted, make = PLANTED[name]
-    told = site.runs / f"{name}.txt"
-    if not told.exists():
+    file = site.runs / f"{name}.txt"
+    if not file.exists():
         budget_s = SMALL_BUDGET_S if site.is_small else BUDGET_S
         site.check_time(budget_s)
         loader, step = make(site)
-        found = lab.diagnose(loader, step, budget_s=budget_s)
-        if found.broken:
-            raise RuntimeError(found.broken)
-        remedies = ", ".join(remedy.name for remedy in found.remedies) or "nothing"
-        said = [found.bottleneck, remedies, repr(found), found.details()]
-        told.write_text("\n".join(said), encoding="utf-8")
-    bottleneck, remedies, *_ = told.read_text(encoding="utf-8").splitlines()
+        diagnosis = lab.diagnose(loader, step, budget_s=budget_s)
+        if diagnosis.broken:
+            raise RuntimeError(diagnosis.broken)
+        remedies = ", ".join(remedy.name for remedy in diagnosis.remedies) or "nothing"
+        lines = [diagnosis.bottleneck, remedies, repr(diagnosis), diagnosis.details()]
+        file.write_text("\n".join(lines), encoding="utf-8")
+    bottleneck, remedies, *_ = file.read_text(encoding="utf-8").splitlines()
     if not site.is_small:
         site.limit(bottleneck == planted, f"{name}: {planted} is found, got {bottleneck}")
     yield f"{name}: {planted} is planted", bottleneck, remedies
@@ -376,10 +376,10 @@ def repeat_a_batch(site: Site, *, pinned: bool) -> Iterable:
     return torch.utils.data.DataLoader([batch] * STEPS, batch_size=None)
 
 
-def load(site: Site, work: Callable = lambda picture: picture, **knobs: int) -> Iterable:
+def load(site: Site, work: Callable = lambda picture: picture, **options: int) -> Iterable:
     size_px, batch_size = (32, 4) if site.is_small else (224, 64)
     pictures = Pictures(STEPS * batch_size, size_px, work)
-    return torch.utils.data.DataLoader(pictures, batch_size, **knobs)
+    return torch.utils.data.DataLoader(pictures, batch_size, **options)
 
 
 def augment(picture: torch.Tensor) -> torch.Tensor:

@@ -148,10 +148,10 @@ class Siege:
 
     def leftovers(self) -> list[str]:
         """List processes and files that are still there though all runs have ended."""
-        found = [f"process {process.pid}" for process in self.ours()]
+        left = [f"process {process.pid}" for process in self.ours()]
         # Once a loader worker is gone torch opens ten temporary files, to see whether it still can;
         # killed in the middle of that, it leaves an empty one.
-        found += [
+        left += [
             f"temporary file {path.name}"
             for path in self._temporary.rglob("*")
             if not (path.name.startswith("tmp") and path.is_file() and not path.stat().st_size)
@@ -161,8 +161,8 @@ class Siege:
                 copied = self._copy is not None and path.name.startswith(self._copy.name)
                 maker = re.match(r"torch_(\d+)_", path.name)  # its process number
                 if copied or (maker and int(maker[1]) in self._pids):
-                    found.append(f"file in memory {path.name}")
-        return found
+                    left.append(f"file in memory {path.name}")
+        return left
 
     def ours(self) -> list[psutil.Process]:
         """List all processes that began here, wherever in the tree they are now."""
@@ -228,11 +228,11 @@ class Siege:
         for _ in _looks():
             if self._runner.poll() is not None:
                 return None
-            found = self._family().get(target, [])
-            if found and target in ("trial", "loader worker"):
+            processes = self._family().get(target, [])
+            if processes and target in ("trial", "loader worker"):
                 time.sleep(self._rng.uniform(0.0, INTO_LIFE_S))
-            if found and _is_alive(found[0]):
-                return found[0]
+            if processes and _is_alive(processes[0]):
+                return processes[0]
         return self._lose(f"there was no {target} for {PATIENCE_S:.0f} s")
 
     def _family(self) -> dict[str, list[psutil.Process]]:

@@ -92,12 +92,12 @@ class Site:
         """Return paths of changed copies, with a folder for every folder and suffix."""
         folder = self.scratch / f"{paths[0].parent.name}{suffix}"
         folder.mkdir(exist_ok=True)
-        found = []
+        copies = []
         for path in paths:
-            found.append(folder / f"{path.stem}{suffix}")
-            if not found[-1].exists():
-                cv2.imwrite(str(found[-1]), change(cv2.imread(str(path))))
-        return found
+            copies.append(folder / f"{path.stem}{suffix}")
+            if not copies[-1].exists():
+                cv2.imwrite(str(copies[-1]), change(cv2.imread(str(path))))
+        return copies
 
     @cached_property
     def _slow_folder(self) -> Path:
@@ -174,8 +174,8 @@ def one_thread(worker_id: int) -> None:
     cv2.setNumThreads(0)
 
 
-def loader(dataset: Dataset, **knobs: object) -> DataLoader:
-    """Make a DataLoader that is set well except for the given knobs."""
+def loader(dataset: Dataset, **options: object) -> DataLoader:
+    """Make a DataLoader that is set well except for the given options."""
     usual = {
         "batch_size": BATCH_SIZE,
         "shuffle": True,
@@ -184,7 +184,7 @@ def loader(dataset: Dataset, **knobs: object) -> DataLoader:
         "persistent_workers": True,
         "worker_init_fn": one_thread,
     }
-    return DataLoader(dataset, **{**usual, **knobs})
+    return DataLoader(dataset, **{**usual, **options})
 
 
 def simulated(compute_ms: float, **speeds: float) -> SimulatedGpu:
@@ -249,7 +249,7 @@ def training(
     files: Sequence[Path] | None = None,
     *,
     kept: bool = False,
-    **knobs: object,
+    **options: object,
 ) -> dict[str, object]:
     """Return the arguments of `lab.diagnose`.
 
@@ -258,10 +258,10 @@ def training(
         step: trains; a number: a simulated GPU does, in so many milliseconds an image.
         files: what an epoch reads.
         kept: whether all batches are there already.
-        **knobs: of the loader, where it is not set well.
+        **options: of the loader, where it is not set well.
     """
     step = step if callable(step) else Train(simulated(step))
-    batches = loader(dataset, **knobs)
+    batches = loader(dataset, **options)
     return {
         "loader": list(batches) if kept else batches,
         "step": step,

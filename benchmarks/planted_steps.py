@@ -204,15 +204,15 @@ class Boxed(Photos):
 
     def __getitem__(self, i: int) -> dict[str, object]:
         boxes = boxes_of(i)
-        return {**super().__getitem__(i), "boxes": boxes, "found": boxes + 4.0}
+        return {**super().__getitem__(i), "boxes": boxes, "predicted": boxes + 4.0}
 
 
-def iou_by_pairs(true: torch.Tensor, found: torch.Tensor) -> float:
+def iou_by_pairs(true: torch.Tensor, predicted: torch.Tensor) -> float:
     """Mean over true boxes of the best intersection over union, pair by pair."""
     best = []
     for left, top, right, bottom in true.tolist():
         ious = []
-        for left2, top2, right2, bottom2 in found.tolist():
+        for left2, top2, right2, bottom2 in predicted.tolist():
             width = max(0.0, min(right, right2) - max(left, left2))
             height = max(0.0, min(bottom, bottom2) - max(top, top2))
             both = width * height
@@ -222,13 +222,13 @@ def iou_by_pairs(true: torch.Tensor, found: torch.Tensor) -> float:
     return sum(best) / len(best)
 
 
-def iou_of_arrays(true: torch.Tensor, found: torch.Tensor) -> float:
+def iou_of_arrays(true: torch.Tensor, predicted: torch.Tensor) -> float:
     """The same for all pairs at once."""
-    true, found = true.numpy().astype(float), found.numpy().astype(float)
-    low = np.maximum(true[:, None, :2], found[None, :, :2])
-    high = np.minimum(true[:, None, 2:], found[None, :, 2:])
+    true, predicted = true.numpy().astype(float), predicted.numpy().astype(float)
+    low = np.maximum(true[:, None, :2], predicted[None, :, :2])
+    high = np.minimum(true[:, None, 2:], predicted[None, :, 2:])
     both = (high - low).clip(0).prod(axis=2)
-    areas = [(boxes[:, 2:] - boxes[:, :2]).prod(axis=1) for boxes in (true, found)]
+    areas = [(boxes[:, 2:] - boxes[:, :2]).prod(axis=1) for boxes in (true, predicted)]
     union = areas[0][:, None] + areas[1][None, :] - both
     return float((both / union.clip(1e-9)).max(axis=1).mean())
 
@@ -238,7 +238,7 @@ class Measuring(Train):
 
     Args:
         device: where it trains.
-        metric: of the true boxes of an image and those that were found.
+        metric: of the true boxes of an image and of those that were predicted.
     """
 
     def __init__(self, device: SimulatedGpu, metric) -> None:
@@ -246,8 +246,8 @@ class Measuring(Train):
         self.metric, self.values = metric, []
 
     def after(self, batch: dict[str, object]) -> None:
-        pairs = zip(batch["boxes"], batch["found"])
-        self.values.append(sum(self.metric(true, found) for true, found in pairs))
+        pairs = zip(batch["boxes"], batch["predicted"])
+        self.values.append(sum(self.metric(true, predicted) for true, predicted in pairs))
 
 
 def metric_loops(site: Site, fixed: bool) -> dict[str, object]:

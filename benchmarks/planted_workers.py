@@ -103,8 +103,8 @@ def objects_sent(site: Site, fixed: bool) -> dict[str, object]:
 
 def no_workers(site: Site, fixed: bool) -> dict[str, object]:
     """The training process prepares everything; better: two workers."""
-    knobs = {} if fixed else {"num_workers": 0, "persistent_workers": False}
-    return training(Photos(site.paths(3 * IMAGES)), 1.5, **knobs)
+    options = {} if fixed else {"num_workers": 0, "persistent_workers": False}
+    return training(Photos(site.paths(3 * IMAGES)), 1.5, **options)
 
 
 def one_worker(site: Site, fixed: bool) -> dict[str, object]:

@@ -144,14 +144,14 @@ def in_full(name: str, data: Path, results: Path) -> lab.Run:
 def repeated(name: str, runs: Sequence[lab.Run], full: lab.Run) -> list[Repeated]:
     """Return the variants, without the baseline, with the rows that have an interval."""
     known = {row.variant: row for row in full.summary.rows}
-    found: dict[str, list[Row]] = {}
+    rows_by_variant: dict[str, list[Row]] = {}
     for run in runs:
         for row in run.summary.rows:
             if row.ci_low is not None:
-                found.setdefault(row.variant, []).append(row)
+                rows_by_variant.setdefault(row.variant, []).append(row)
     return [
         Repeated(f"{name}: {variant}", tuple(rows), known[variant])
-        for variant, rows in found.items()
+        for variant, rows in rows_by_variant.items()
     ]
 
 
@@ -166,11 +166,11 @@ def main() -> int:
     with frame.photographs(options.data, IMAGES) as (data, scratch):
         runs = repeat(options.experiment, options.times, data, scratch / "results")
         full = {name: in_full(name, data, scratch / "results") for name in runs}
-    found = [one for name in runs for one in repeated(name, runs[name], full[name])]
-    variants = [variant for variant in found if len(variant.rows) == options.times]
+    repeated_variants = [one for name in runs for one in repeated(name, runs[name], full[name])]
+    variants = [variant for variant in repeated_variants if len(variant.rows) == options.times]
     header = ("", "normalized times of the runs", "between runs", "promised", "held", "in full")
     report.table(header, [variant.cells() for variant in variants])
-    for variant in found:
+    for variant in repeated_variants:
         if variant not in variants:
             report.line(f"{variant.name}: left out, no interval in some of the runs")
     for name in runs:

@@ -105,7 +105,7 @@ class _Watched:
     shown = False
 
     def __init__(self) -> None:
-        self.began_s, self.found = None, dict.fromkeys(SEEN, 0)
+        self.began_s, self.largest = None, dict.fromkeys(SEEN, 0)
         self.ended = threading.Event()
 
     def next(self, trial: str) -> None:
@@ -129,7 +129,7 @@ class _Watched:
                     seen["others_bytes"] += memory.pss
                     if depth == WORKER_DEPTH:
                         seen["worker_bytes"] = max(seen.get("worker_bytes", 0), memory.uss)
-            self.found = {name: max(self.found[name], seen.get(name, 0)) for name in SEEN}
+            self.largest = {name: max(self.largest[name], seen.get(name, 0)) for name in SEEN}
 
 
 def _run(folder: Path) -> dict[str, float]:
@@ -144,7 +144,7 @@ def _run(folder: Path) -> dict[str, float]:
             lab.run(experiment, blocks=1, results=results, progress=watched)
     finally:
         watched.ended.set()
-    return {"start_s": watched.began_s - start_s, **watched.found}
+    return {"start_s": watched.began_s - start_s, **watched.largest}
 
 
 def rows(files: Sequence[int], measured: Sequence[dict]) -> list[tuple[str, ...]]:
@@ -172,18 +172,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     report, measured, files = frame.Report("Many files", options), [], sorted(options.files)
     for count in files:
         with linked(count) as folder:
-            found = in_a_process(folder)
+            row = in_a_process(folder)
             write_manifest(folder)
-            found |= {f"listed_{name}": value for name, value in in_a_process(folder).items()}
-            measured.append(found)
+            row |= {f"listed_{name}": value for name, value in in_a_process(folder).items()}
+            measured.append(row)
     report.table(("", *(units.count(n, "file") for n in files), "a file"), rows(files, measured))
     few, many, more = measured[0], measured[-1], files[-1] - files[0]
     report.limit(many["start_s"] <= MOST_START_S, f"a run starts within {MOST_START_S:.0f} s")
     if more:
         for name, text in TIMES.items():
             times = many[name] / few[name] * files[0] / files[-1]
-            told = f"{text}: a file takes {times:.1f} times as long, at most {MOST_TIMES}"
-            report.limit(times <= MOST_TIMES, told)
+            remark = f"{text}: a file takes {times:.1f} times as long, at most {MOST_TIMES}"
+            report.limit(times <= MOST_TIMES, remark)
         for name, text in MEMORY.items():
             added = (many[name] - few[name]) / more
             report.limit(added <= MOST_BYTES, f"{text}: {added:.0f} B a file, at most {MOST_BYTES}")

@@ -205,7 +205,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the actions and their moments")
     options = parser.parse_args()
     report, rng = frame.Report("A long session", options), random.Random(options.seed)
-    done, found, failures = Counter(), [], []
+    done, snapshots, failures = Counter(), [], []
     with tempfile.TemporaryDirectory(prefix="labkit-soak-") as place:
         session, temporary = Session(Path(place), rng), Path(place, "tmp")
         temporary.mkdir()
@@ -220,18 +220,20 @@ def main() -> int:
             except Exception as error:  # whatever it is, it should not have come
                 failures.append(f"{action.__name__}: {type(error).__name__}: {error}")
             shutil.rmtree(session.results, ignore_errors=True)  # their number would count, too
-            found.append(held(temporary))
+            snapshots.append(held(temporary))
         end_ready_server()
         *_, processes, files = held(temporary)
-    told = ", ".join(f"{name} {times}" for name, times in sorted(done.items()))
+    counts = ", ".join(f"{name} {times}" for name, times in sorted(done.items()))
     asked = f"{options.minutes:g} min, seed {options.seed}"
-    report.line(f"{units.count(done.total(), 'action')} ({told}), {asked}")
+    report.line(f"{units.count(done.total(), 'action')} ({counts}), {asked}")
     for failure in failures:
         report.line(failure)
     report.limit(not failures, f"{len(failures)} ended otherwise than they should")
     left = processes - at_first
     report.limit(not left + files, f"left in the end: {left} processes, {files} files")
-    quarters = [found[len(found) * i // 4 : len(found) * (i + 1) // 4] for i in range(4)]
+    quarters = [
+        snapshots[len(snapshots) * i // 4 : len(snapshots) * (i + 1) // 4] for i in range(4)
+    ]
     if all(quarters):
         medians = [[statistics.median(each) for each in zip(*quarter)] for quarter in quarters]
         shown = [(units.count_bytes(memory), *map(str, rest)) for memory, *rest in medians]
@@ -241,7 +243,7 @@ def main() -> int:
             report.limit(after <= most, f"{name}: in the end {after / max(before, 1):.2f} times")
     else:
         report.line("growth is not judged: four actions or more are needed")
-    return report.finish({"actions": done, "failures": failures, "held": found})
+    return report.finish({"actions": done, "failures": failures, "held": snapshots})
 
 
 if __name__ == "__main__":

@@ -139,14 +139,14 @@ def main() -> int:
     report = frame.Report("Verdicts on planted differences", options)
     with frame.photographs(options.data, IMAGES) as (data, scratch):
         designs = run_designs(data, scratch / "results", options.designs, options.blocks)
-        found = list(bar(designs, total=2 + options.designs, desc="designs"))
+        measured = list(bar(designs, total=2 + options.designs, desc="designs"))
     header = ("", "verdict", "measured", "planted", "planted is in the interval")
-    report.table(header, [design.to_cells() for design in found])
-    delayed = [design.row.verdict for design in found if design.planted > 1]
-    equal = [design.row.verdict for design in found if design.planted == 1]
+    report.table(header, [design.to_cells() for design in measured])
+    delayed = [design.row.verdict for design in measured if design.planted > 1]
+    equal = [design.row.verdict for design in measured if design.planted == 1]
     for met, text in judge(delayed, equal):
         report.limit(met, text)
-    return report.finish([asdict(design) for design in found])
+    return report.finish([asdict(design) for design in measured])
 
 
 if __name__ == "__main__":

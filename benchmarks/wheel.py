@@ -94,12 +94,14 @@ def _try_core(place: Path) -> None:
     labkit = place / "venv" / "bin" / "labkit"
     watched = _run([labkit, "watch", "train.py"], place)
     _expect("waiting for data" in watched.stderr, f"no verdict of watch: {watched.stderr}")
-    found = _run([labkit, "diagnose", "--budget-s", "8", "--details", "train.py"], place)
-    _expect("computing alone" in found.stdout, f"no details of diagnose: {found.stdout}")
+    diagnosed = _run([labkit, "diagnose", "--budget-s", "8", "--details", "train.py"], place)
+    _expect("computing alone" in diagnosed.stdout, f"no details of diagnose: {diagnosed.stdout}")
     refused = _run([labkit, "run"], place, may_fail=True)
     lines = refused.stderr.splitlines()
-    told = len(lines) == 1 and "pip install 'torch-labkit[lab]'" in lines[0]
-    _expect(refused.returncode != 0 and told, f"run must be refused in one line, got {lines}")
+    is_one_line = len(lines) == 1 and "pip install 'torch-labkit[lab]'" in lines[0]
+    _expect(
+        refused.returncode != 0 and is_one_line, f"run must be refused in one line, got {lines}"
+    )
 
 
 def _try_lab(place: Path) -> None:

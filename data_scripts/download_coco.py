@@ -188,11 +188,11 @@ def _receive(part: Path, url: str, shown: object) -> None:
 
 def _check_sum(archive: Archive, file: Path) -> None:
     with file.open("rb") as opened:
-        found = hashlib.file_digest(opened, "sha256").hexdigest()
-    if found != archive.sha256:
+        sha256 = hashlib.file_digest(opened, "sha256").hexdigest()
+    if sha256 != archive.sha256:
         file.unlink()
         raise ValueError(
-            f"{archive.name} must have SHA-256 {archive.sha256}, got {found}; the file was "
+            f"{archive.name} must have SHA-256 {archive.sha256}, got {sha256}; the file was "
             "removed: run the same command to download it again"
         )
 

@@ -109,12 +109,12 @@ def verify(settings: Settings, out: Path | None) -> int:
     wrong = []
     # Else the pack itself was given, and there is no other data.
     if stored_folder(settings) != place(settings.data):
-        found = read_manifest(folder)
+        manifest = read_manifest(folder)
         wanted = about(settings, open_data(settings))
         wrong = [
-            f"{name} must be {value!r}, got {found.get(name)!r} in {folder}"
+            f"{name} must be {value!r}, got {manifest.get(name)!r} in {folder}"
             for name, value in wanted.items()
-            if found.get(name) != value
+            if manifest.get(name) != value
         ]
     wrong += reader.verify(bar(range(len(reader)), desc=f"verifying {folder.name}", unit="image"))
     if wrong:

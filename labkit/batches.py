@@ -37,7 +37,6 @@ IMAGE_TOLERANCE = 1e-3
 # One level is largest where the standard deviation is smallest, 0.224.
 RESIZED_TOLERANCE = 1 / 255 / 0.224 + IMAGE_TOLERANCE
 # Heat maps lie in 0 to 1; a product of two float32 exponentials against one is off by 1e-7.
-HEATMAP_TOLERANCE = 1e-5
 
 
 def detector_batch(batch_size: int, input_px: int) -> dict[str, ArraySpec]:

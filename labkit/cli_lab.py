@@ -41,7 +41,6 @@ from labkit.settings import (
     with_settings,
 )
 
-LIST_WIDTHS = (20, 12, 26, 36)  # 100 columns with what is between
 Options = argparse.Namespace
 
 
@@ -58,9 +57,10 @@ def _list(options: Options) -> None:
         result = _result(newest[name]) if name in newest else units.UNKNOWN
         rows.append((name, takes, result, experiment.question))
     for row in rows:
-        cells = [textwrap.wrap(text, width) for text, width in zip(row, LIST_WIDTHS)]
+        widths = (20, 12, 26, 36)  # 100 columns with what is between
+        cells = [textwrap.wrap(text, width) for text, width in zip(row, widths)]
         for line in zip_longest(*cells, fillvalue=""):
-            print("  ".join(f"{x:{width}}" for x, width in zip(line, LIST_WIDTHS)).rstrip())
+            print("  ".join(f"{x:{width}}" for x, width in zip(line, widths)).rstrip())
     print("\nquick: how long quick mode takes; ≥: at least, as the experiment has not run here")
     print(f"\nruns in {options.results}:")
     folders = [

@@ -16,9 +16,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
-REDRAW_S = 0.5  # drawing more often would disturb a measurement
-NARROW_COLUMNS = 100  # for notebooks and logs, which have no terminal's width
-
 
 def part_of(path: Path) -> Path:
     """Name the file that becomes `path` once it is complete; in the same folder."""
@@ -113,5 +110,7 @@ def bar(items: Iterable | None = None, **options: Any) -> Any:
     from tqdm import tqdm
 
     file = progress_stream()
-    width: dict[str, Any] = {"dynamic_ncols": True} if file.isatty() else {"ncols": NARROW_COLUMNS}
-    return tqdm(items, file=file, mininterval=REDRAW_S, **width, **options)
+    # Notebooks and logs have no terminal's width.
+    width: dict[str, Any] = {"dynamic_ncols": True} if file.isatty() else {"ncols": 100}
+    # Drawing more often than twice a second would disturb a measurement.
+    return tqdm(items, file=file, mininterval=0.5, **width, **options)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 JPEG_START, JPEG_END = b"\xff\xd8\xff", b"\xff\xd9"
-START_OF_SCAN = 0xDA
-# JPEG markers C0 to CF start a frame, except Huffman tables, an extension and arithmetic coding.
-FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 # Where Pillow starts to warn of decompression bombs: 256 MiB decoded.
 MAX_PIXELS = 89_478_485
 
@@ -28,7 +25,8 @@ def read_size_px(jpeg: bytes) -> tuple[int, int]:
         )
     width_px = height_px = 0
     at = 2
-    while at + 1 < len(jpeg) and (marker := jpeg[at + 1]) != START_OF_SCAN:
+    start_of_scan = 0xDA
+    while at + 1 < len(jpeg) and (marker := jpeg[at + 1]) != start_of_scan:
         if jpeg[at] != 0xFF or marker == JPEG_END[1]:
             raise ValueError(
                 f"image must be an undamaged JPEG, got no marker at byte {at}; replace the file"
@@ -36,7 +34,8 @@ def read_size_px(jpeg: bytes) -> tuple[int, int]:
         if marker == 0xFF:  # fill byte before a marker
             at += 1
             continue
-        if marker in FRAMES:
+        # C0 to CF start a frame, except Huffman tables, an extension and arithmetic coding.
+        if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
             height_px = int.from_bytes(jpeg[at + 5 : at + 7])
             width_px = int.from_bytes(jpeg[at + 7 : at + 9])
         at += 2 + int.from_bytes(jpeg[at + 2 : at + 4])

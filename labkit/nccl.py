@@ -38,13 +38,6 @@ LINE = re.compile(
 )
 # Before each record: host, process, thread and GPU.
 HOST, IDS = r"[\w.-]+", r":\d+:\d+ \[\d+\] NCCL "
-NUMBER = re.compile(r"[\da-f]*\d[\da-f]*")  # of a device, or of a bus in hexadecimal digits
-TRANSPORTS = {
-    "SHM": "shared memory",
-    "direct shared memory": "shared memory",
-    "COLLNET": "collnet",
-    "Socket": "sockets",
-}
 COLUMNS = ["ranks", "transport", "channels", "in NCCL's words"]
 
 
@@ -147,7 +140,8 @@ class NcclLog:
     def _notes(self) -> list[str]:
         alike: dict[str, list[str]] = {}
         for text in self.disabled:
-            alike.setdefault(NUMBER.sub("", text), []).append(text)
+            # Without the numbers of devices, and of buses in hexadecimal digits.
+            alike.setdefault(re.sub(r"[\da-f]*\d[\da-f]*", "", text), []).append(text)
         return [
             f"{first} ({len(others)} more like it)" if others else first
             for first, *others in alike.values()
@@ -208,6 +202,12 @@ def read_nccl_log(path: Path | str) -> NcclLog:
 def _channel(match: re.Match[str]) -> Channel:
     kind, name, *_ = f"{match['via']}/".split("/")
     used = name if kind == "NET" else kind
+    transports = {
+        "SHM": "shared memory",
+        "direct shared memory": "shared memory",
+        "COLLNET": "collnet",
+        "Socket": "sockets",
+    }
     target, connection = match["target"], match["connection"]
     return Channel(
         channel=int(match["channel"]),
@@ -215,7 +215,7 @@ def _channel(match: re.Match[str]) -> Channel:
         source=int(match["source"]),
         target=int(target) if target else None,
         end=match["end"] or "",
-        transport="InfiniBand" if used.startswith("IB") else TRANSPORTS.get(used, used),
+        transport="InfiniBand" if used.startswith("IB") else transports.get(used, used),
         gdrdma="/GDRDMA" in match["via"] if kind in ("NET", "COLLNET") else None,
         via=match["via"],
     )

@@ -33,9 +33,6 @@ from labkit.settings import Settings
 if TYPE_CHECKING:
     import torch
 
-# Tell these draws from the preprocessor's, which have the same seed, epoch and image.
-JITTER, KEPT = 7, 8
-
 
 class Order:
     """The keys (epoch, image) of the current epoch: all images, shuffled by seed and epoch.
@@ -176,7 +173,8 @@ class Source:
 
         Which images stay in memory is drawn anew for every epoch.
         """
-        drawn = np.random.default_rng((self.settings.seed, self.order.epoch, KEPT))
+        # 8 tells this draw from others with the same seed and epoch.
+        drawn = np.random.default_rng((self.settings.seed, self.order.epoch, 8))
         ids = drawn.permutation(self.order.image_ids)
         return self.parts.storage.prepare_cache(self.reader, ids, cache)
 
@@ -223,7 +221,8 @@ def jitter_s(settings: Settings, epoch: int, image_id: int) -> float:
     Returns:
         0 to `jitter_ms`, in seconds, all equally likely.
     """
-    rng = np.random.default_rng((settings.seed, epoch, image_id, JITTER))
+    # 7 tells this draw from the preprocessor's, with the same seed, epoch and image.
+    rng = np.random.default_rng((settings.seed, epoch, image_id, 7))
     return rng.uniform(0, settings.jitter_ms) / 1000
 
 

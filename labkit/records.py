@@ -33,13 +33,14 @@ class Hardware:
 
     kind: Literal["device", "storage", "network"]
     how: Literal["real", "unconfirmed", "simulated", "throttled", "modelled"] = "real"
-    """A simulated storage is remote; "unconfirmed": its name may be wrong."""
+    """Throttled and modelled disks are simulated, too; storage that is called simulated is remote.
+    "unconfirmed": its name may be wrong."""
     details: str = ""
     """"460 images/s" for a simulated GPU, "81 reads/s" for a throttled disk, "cpu"."""
 
     @property
     def is_simulated(self) -> bool:
-        """Whether the hardware is simulated, throttled or modelled."""
+        """Whether the hardware is simulated, in whichever way."""
         return self.how not in ("real", "unconfirmed")
 
     @property
@@ -155,6 +156,11 @@ class AnyTrial(ABC):
         """The time by which variants are compared; 0 where nothing was timed."""
 
     @property
+    def timed_s(self) -> float:
+        """Seconds for which the trial was timed."""
+        return self.time_s
+
+    @property
     def images_per_s(self) -> float:
         """Images per second of the timed work."""
         return 1 / self.time_s
@@ -198,6 +204,11 @@ class OperationTrial(AnyTrial):
     def time_s(self) -> float:
         """Seconds per image."""
         return self.image_s or 0.0
+
+    @property
+    def timed_s(self) -> float:
+        """Seconds of all calls."""
+        return self.calls * self.time_s
 
     @staticmethod
     def _read(row: dict[str, Any]) -> dict[str, Any]:

@@ -29,25 +29,11 @@ LEAST = {
     "jitter_ms": 0, "checkpoint_every": 0, "report_every": 0, "metrics_every": 1,
     "ranks": 1, "gpu_slowdown": 1,
 }  # fmt: skip
-# Settings of earlier versions, which `with_new_names` translates or leaves out: old -> new name.
-RENAMED = {
-    "start_method": "multiprocessing_context",
-    "step_repeats": "gpu_slowdown",
-    "stored": "storage_format",
-    "saver": "checkpoint_writer",
-}
-REMOVED = (
-    "if_not_written", "profile", "device_speed", "order", "cached", "progress_loss",
-    "report_in_background",
-)  # fmt: skip
-CALIBRATED = ("calibrated", "calibrated_sleeping", "calibrated_spinning", "matched")  # profiles
 IN_THREAD = "_thread"  # ends the name of a sink whose reports a thread writes
 SLEEPING = "simulated_sleeping"  # a simulated GPU that the host waits for without using a core
 SIMULATED_GPUS = ("simulated", SLEEPING)
 # Settings whose value is a number, also written as text, or a name.
-PLACES = ("data",)  # settings that name a place on this machine
 NUMBERS_OR_NAMES: dict[str, type] = {"gpu_images_per_s": float, "cache": int}
-INPUT_PX_STEP = 32  # ResNet-18 halves the image five times
 # Of an experiment that names no others.  The documents' 512 px and batches of 32 take two cores
 # half a second for a batch: a quick run would take five minutes.
 INPUT_PX, BATCH_SIZE = 256, 8
@@ -176,10 +162,9 @@ class Settings:
                 f"gpu_images_per_s must be a number above 0, got {speed}; "
                 "leave it out for the calibrated one"
             )
-        if self.input_px is not None and (self.input_px < 1 or self.input_px % INPUT_PX_STEP):
-            raise ValueError(
-                f"input_px must be a positive multiple of {INPUT_PX_STEP}, got {self.input_px}; "
-                "try 256 or 512"
+        if self.input_px is not None and (self.input_px < 1 or self.input_px % 32):
+            raise ValueError(  # ResNet-18 halves the image five times
+                f"input_px must be a positive multiple of 32, got {self.input_px}; try 256 or 512"
             )
         if isinstance(self.cache, int) and not 0 <= self.cache <= 100:
             raise ValueError(f"cache must be a percentage from 0 to 100, got {self.cache}")
@@ -320,8 +305,8 @@ def read_changes(text: str) -> dict[str, Any]:
     changes: dict[str, Any] = {}
     for part in text.split(","):
         name, _, word = (x.strip() for x in part.partition("="))
-        if name not in field_kinds() or name in PLACES or "/" in word or "\\" in word:
-            known = ", ".join(name for name in field_kinds() if name not in PLACES)
+        if name not in field_kinds() or name == "data" or "/" in word or "\\" in word:
+            known = ", ".join(name for name in field_kinds() if name != "data")
             raise ValueError(
                 f"variant must be setting=value with one of {known}, got {part!r}; "
                 "several changes are separated by commas"
@@ -338,7 +323,17 @@ def read_changes(text: str) -> dict[str, Any]:
 
 def with_new_names(stored: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings that earlier versions wrote as today's."""
-    kept = {RENAMED.get(name, name): x for name, x in stored.items() if name not in REMOVED}
+    new_names = {
+        "start_method": "multiprocessing_context",
+        "step_repeats": "gpu_slowdown",
+        "stored": "storage_format",
+        "saver": "checkpoint_writer",
+    }
+    removed = (
+        "if_not_written", "profile", "device_speed", "order", "cached", "progress_loss",
+        "report_in_background",
+    )  # fmt: skip
+    kept = {new_names.get(name, name): x for name, x in stored.items() if name not in removed}
     if stored.get("cached") is not None:
         kept["cache"] = stored["cached"]
     if "order" in stored:
@@ -351,7 +346,8 @@ def with_new_names(stored: Mapping[str, Any]) -> dict[str, Any]:
     simulated = SLEEPING if profile == "calibrated_sleeping" else "simulated"
     if "device" in stored:
         kept["device"] = {"emulated": simulated}.get(stored["device"], stored["device"])
-    if speed is None and profile not in CALIBRATED:
+    calibrated = ("calibrated", "calibrated_sleeping", "calibrated_spinning", "matched")
+    if speed is None and profile not in calibrated:
         speed = profile
     return kept if speed is None else {"gpu_images_per_s": speed, **kept}
 

@@ -16,9 +16,6 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-LEAST_ROUNDS = 3  # the first does not count, two others do
-LEAST_BATCHES = 6  # five intervals where batches come one by one
-
 
 class SteadyRate(NamedTuple):
     """Images per second, or why there is no such rate."""
@@ -37,7 +34,8 @@ def fewest_batches(workers: int) -> int:
     >>> [fewest_batches(workers) for workers in (0, 1, 2, 3, 16)]
     [6, 6, 6, 9, 48]
     """
-    return max(LEAST_BATCHES, LEAST_ROUNDS * workers)
+    # Of three rounds the first does not count; six batches that come one by one are five intervals.
+    return max(6, 3 * workers)
 
 
 def steady_rate(

@@ -18,7 +18,8 @@ WITH_EXAMPLES = [
     lab.experiment, lab.find_run, lab.forecast, lab.list_runs, lab.make_photos, lab.newest_run,
     lab.run, lab.claims, lab.vary, settings.change_all, experiment.as_experiment,
     experiment.full_only, experiment.with_published, lab.Run.table, lab.Run.charts, lab.Run.chart,
-    lab.Run.share, lab.Run.save, published.answer, steady_rate.steady_rate,
+    lab.Run.share, lab.Run.save, lab.resume, lab.open_shared, lab.report, lab.doctor, lab.panel,
+    published.answer, steady_rate.steady_rate,
 ]  # fmt: skip
 
 

@@ -79,22 +79,22 @@ def test_the_slower_of_loader_and_step_is_what_is_measured(workers, limit):
 def test_below_three_rounds_there_is_no_rate_and_a_reason(workers):
     fewest = max(6, 3 * workers)
     for batches in range(fewest):
-        found = steady_rate([(arrivals(workers, batches), BATCH)], workers)
-        assert found.images_per_s is None
-        assert f"at least {fewest} batches with {workers} workers, got {batches};" in found.reason
+        rate = steady_rate([(arrivals(workers, batches), BATCH)], workers)
+        assert rate.images_per_s is None
+        assert f"at least {fewest} batches with {workers} workers, got {batches};" in rate.reason
     assert steady_rate([(arrivals(workers, fewest), BATCH)], workers).reason == ""
 
 
 def test_batches_of_different_sizes_count_as_what_they_hold():
     sizes = [100, 2, 2, 2, 2, 4, 4]
-    found = steady_rate([([0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0], sizes)], workers=0)
-    assert found.images_per_s == pytest.approx(16 / 6)
+    rate = steady_rate([([0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0], sizes)], workers=0)
+    assert rate.images_per_s == pytest.approx(16 / 6)
 
 
 def test_epochs_are_added_up():
     slow, fast = ([float(n) * step for n in range(6)] for step in (3, 1))
-    found = steady_rate([(slow, 4), (fast, 4)], workers=1)
-    assert found.images_per_s == pytest.approx(2 * 5 * 4 / 20)
+    rate = steady_rate([(slow, 4), (fast, 4)], workers=1)
+    assert rate.images_per_s == pytest.approx(2 * 5 * 4 / 20)
 
 
 @pytest.mark.parametrize(
@@ -106,8 +106,8 @@ def test_epochs_are_added_up():
     ],
 )
 def test_what_was_not_measured_has_a_reason(epochs, reason):
-    found = steady_rate(epochs, workers=2)
-    assert (found.images_per_s, found.reason) == (None, reason)
+    rate = steady_rate(epochs, workers=2)
+    assert (rate.images_per_s, rate.reason) == (None, reason)
 
 
 def test_arrivals_follow_from_waits_and_steps():

@@ -108,14 +108,17 @@ def judge_cache(place: Place, state: str, *, mapped: int = 0) -> str:
         return f"FAILED: {last_line(done)}"
     counted = f"{share:.1%} in memory"
     if "skip" in claim:
-        told = re.search(r"([\d.]+) % of the files' pages are in memory", claim["skip"])
-        is_false = told is not None and abs(float(told[1]) / 100 - share) > TOLD_WITHIN
+        claimed_percent = re.search(r"([\d.]+) % of the files' pages are in memory", claim["skip"])
+        is_false = (
+            claimed_percent is not None
+            and abs(float(claimed_percent[1]) / 100 - share) > TOLD_WITHIN
+        )
         return f"{'FAILED: ' * is_false}refused: {counted} ({claim['skip']})"
     if claim["share"] is None:
         return f"not claimed: {counted}"
     is_true = share <= COLD_MAX_SHARE if state == "cold" else share >= WARM_MIN_SHARE
-    said = f"{counted}, {claim['share']:.1%} by {claim['by']}"
-    return f"true: {said}" if is_true else f"FAILED: claimed, but {said}"
+    shares = f"{counted}, {claim['share']:.1%} by {claim['by']}"
+    return f"true: {shares}" if is_true else f"FAILED: claimed, but {shares}"
 
 
 # --- what is left -------------------------------------------------------------------------------
@@ -148,6 +151,6 @@ def wait_for_none(look: Callable[[], Iterable[str]]) -> list[str]:
 def files_left(place: Place) -> list[str]:
     """List temporary files of the lab."""
     folders = ("/var/tmp", "/dev/shm", place.environ["TMPDIR"])
-    found = [path for folder in folders for path in Path(folder).iterdir()]
+    paths = [path for folder in folders for path in Path(folder).iterdir()]
     # torch makes a folder for its compiler as soon as it is imported in full.
-    return [str(path) for path in found if not path.name.startswith("torchinductor_")]
+    return [str(path) for path in paths if not path.name.startswith("torchinductor_")]

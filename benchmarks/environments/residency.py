@@ -63,10 +63,10 @@ def main(folder: str, state: str) -> None:
     paths = sorted(Path(folder).rglob("*.jpg"))
     try:
         proof = prepare(paths, state)
-        found = {"share": proof["resident_share_before"], "by": proof["measured_by"]}
+        answer = {"share": proof["resident_share_before"], "by": proof["measured_by"]}
     except Skip as reason:
-        found = {"skip": str(reason)}
-    print(json.dumps(found))
+        answer = {"skip": str(reason)}
+    print(json.dumps(answer))
 
 
 if __name__ == "__main__":

@@ -26,17 +26,19 @@ def serve(folder: str, point: str) -> None:
         use_ns = True
 
         def getattr(self, path: str, fh: int | None = None) -> dict[str, int]:
-            found = os.lstat(folder + path)
+            status = os.lstat(folder + path)
             names = ("mode", "nlink", "uid", "gid", "size", "blocks", "ino")
-            times = {f"st_{x}time": getattr(found, f"st_{x}time_ns") for x in "amc"}
-            return {f"st_{name}": getattr(found, f"st_{name}") for name in names} | times
+            times = {f"st_{x}time": getattr(status, f"st_{x}time_ns") for x in "amc"}
+            return {f"st_{name}": getattr(status, f"st_{name}") for name in names} | times
 
         def readdir(self, path: str, fh: int) -> list[str]:
             return [".", "..", *os.listdir(folder + path)]  # noqa: PTH208 - names are wanted
 
         def statfs(self, path: str) -> dict[str, int]:
-            found = os.statvfs(folder + path)
-            return {name: getattr(found, name) for name in dir(found) if name.startswith("f_")}
+            filesystem = os.statvfs(folder + path)
+            return {
+                name: getattr(filesystem, name) for name in dir(filesystem) if name.startswith("f_")
+            }
 
         def create(self, path: str, mode: int, fi: object = None) -> int:
             return os.open(folder + path, os.O_RDWR | os.O_CREAT, mode)

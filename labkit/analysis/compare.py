@@ -125,31 +125,32 @@ def compare(
     *,
     noise_floors: Mapping[K, Comparison] | None = None,
     judged: bool = False,
-    alone: Collection[K] = (),
+    unjudged: Collection[K] = (),
 ) -> dict[K, Comparison]:
-    """Compare pairs of variants within the blocks that have both, and judge them together.
+    """Compare pairs of variants by their times in the same blocks.
+
+    The verdicts of all pairs share one error rate: more pairs need clearer differences.
 
     Args:
-        pairs: of each a variant's log times, and those of what it is divided by.
-        noise_floors: of each pair its baseline's second runs over the first ones; nothing speaks
-            against a machine without them.
-        judged: give verdicts to those with enough blocks.
-        alone: pairs that get no verdict and do not count among the others.
+        pairs: key -> log times of a variant, and of the variant that it is divided by.
+        noise_floors: of each pair its baseline's second run of each block, divided by its first;
+            without them, nothing speaks against the machine.
+        judged: whether pairs with `MIN_JUDGED_BLOCKS` blocks or more get a verdict.
+        unjudged: keys of pairs that get none and do not count among the others.
 
     Returns:
-        The pairs that have a block in common.
+        Key -> comparison, of the pairs that have a block in common.
     """
     compared: dict[K, Comparison] = {}
-    for key, (times, others) in pairs.items():
-        if shared := [block for block in times if block in others]:
-            log_ratios = tuple(times[block] - others[block] for block in shared)
-            compared[key] = Comparison(log_ratios=log_ratios)
-    testable = [key for key, each in compared.items() if each.blocks >= 2]
-    together = [key for key in testable if key not in alone]
+    for key, (times, base_times) in pairs.items():
+        if shared := [block for block in times if block in base_times]:
+            log_ratios = tuple(times[block] - base_times[block] for block in shared)
+            level = ALPHA if len(shared) >= 2 else None
+            compared[key] = Comparison(log_ratios=log_ratios, level=level)
+    together = [key for key, each in compared.items() if each.level and key not in unjudged]
     floors = [(noise_floors or {}).get(key, NOTHING).log_ratios for key in together]
     verdicts = judge([compared[key].log_ratios for key in together], floors)
-    tests = {**dict.fromkeys(testable, (ALPHA, "")), **dict(zip(together, verdicts))}
-    for key, (level, verdict) in tests.items():
+    for key, (level, verdict) in zip(together, verdicts):
         is_judged = judged and compared[key].blocks >= MIN_JUDGED_BLOCKS
         compared[key] = replace(compared[key], level=level, verdict=verdict if is_judged else "")
     return compared

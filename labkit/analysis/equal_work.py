@@ -32,22 +32,11 @@ from labkit.batches import RESIZED_TOLERANCE, ArraySpec
 from labkit.records import AnyTrial, Facts, RunInfo, Trial
 from labkit.settings import Settings
 
-# Entries of a finished batch that come from the boxes alone.
-NOT_OF_PIXELS = ("heatmap", "size_wh", "offset_xy", "cell", "mask", "label")
-SAME_DATA = ("ranks", "images", "input_px", "epochs", "seed", "shuffle")
-SAME_PIXELS = ("decoder", "preprocessor", "storage_format")
 # Settings on which the rate of a real device with the model alone depends.
 STEP = (
     "step", "gpu_slowdown", "loss", "precision", "memory_format", "input_px", "batch_size",
     "ranks", "exchange",
 )  # fmt: skip
-# What a training loop does beside its steps: setting -> its value where it does nothing.
-NO_EXTRA_WORK = {
-    "checkpoint_every": 0,
-    "report_every": 0,
-    "metrics": "none",
-    "progress_bar": "none",
-}
 
 
 def is_floor(facts: Facts, baseline: Facts) -> bool:
@@ -79,9 +68,11 @@ def other_work(info: RunInfo, variant: str, baseline: str) -> str:
 
 
 def _does_more(settings: Settings, baseline: Settings) -> bool:
+    """Return whether a training loop does more beside its steps than the baseline's."""
+    nothing = {"checkpoint_every": 0, "report_every": 0, "metrics": "none", "progress_bar": "none"}
     return any(
-        getattr(settings, name) != nothing == getattr(baseline, name)
-        for name, nothing in NO_EXTRA_WORK.items()
+        getattr(settings, name) != value == getattr(baseline, name)
+        for name, value in nothing.items()
     )
 
 
@@ -163,8 +154,10 @@ def _other_work(
 ) -> str:
     """Compare the last batches, and the losses of batches of the same size."""
     is_outside = facts.loads_outside or base_facts.loads_outside
-    # Loaders that preprocess by themselves round in ways of their own.
-    same_pixels = _are_same(trial, base, (*SAME_PIXELS, "loader") if is_outside else SAME_PIXELS)
+    of_pixels = ["decoder", "preprocessor", "storage_format"]
+    if is_outside:  # loaders that preprocess by themselves round in ways of their own
+        of_pixels.append("loader")
+    same_pixels = _are_same(trial, base, of_pixels)
     is_comparable = facts.other_pixels == base_facts.other_pixels
     # A plane's mean moves by 0.008 from OpenCV's to Pillow's resizing, which drops fractions of a
     # grey level (measured); noise moves it by 0.1 and more, red in place of blue mostly by 0.05 and
@@ -195,8 +188,9 @@ def _other_batches(trial: Trial, base: Trial, same_pixels: bool, floor: float) -
         if epoch.last_ids_crc != wanted.last_ids_crc:
             return f"{batch} must hold the same images, got others"
         means, wanted_means = epoch.last_means or {}, wanted.last_means or {}
+        of_boxes = ("heatmap", "size_wh", "offset_xy", "cell", "mask", "label")
         for name in wanted_means:  # unfinished batches have other entries
-            of_pixels = name not in NOT_OF_PIXELS
+            of_pixels = name not in of_boxes
             if name not in means or (of_pixels and not same_pixels and name != "image"):
                 continue
             pairs = list(zip(_planes(name, means[name]), _planes(name, wanted_means[name])))
@@ -261,7 +255,8 @@ def _is_same_data(trial: Trial, other: Trial, a: Facts, b: Facts) -> bool:
     reorders = (a.has_own_order or b.has_own_order) and not _are_same(trial, other, names)
     is_same_end = a.steps_short == b.steps_short and not repeats and not reorders
     is_same_end &= not a.steps_short or _are_same(trial, other, ("batch_size",))
-    return is_same_end and _are_same(trial, other, SAME_DATA)
+    of_data = ("ranks", "images", "input_px", "epochs", "seed", "shuffle")
+    return is_same_end and _are_same(trial, other, of_data)
 
 
 def _are_same(trial: Trial, other: Trial, names: Sequence[str]) -> bool:

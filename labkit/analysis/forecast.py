@@ -28,7 +28,7 @@ class Forecast:
     trials: int
     total_s: float | None
     timed: bool
-    """Whether epochs like these were timed here; else each takes at least the mode's seconds."""
+    """Whether epochs like these were timed here; else the run takes at least `total_s`."""
     noise: float | None
     """Standard deviation of an earlier run's paired log-ratios, pooled over the variants."""
     mde: float | None
@@ -56,7 +56,7 @@ def forecast(
     baselines: Collection[str],
     facts: Mapping[str, Facts],
     epoch_s: float | None = None,
-    trial_s: float | None = None,
+    round_s: float | None = None,
     epoch_share: float = 1.0,
 ) -> Forecast:
     """Forecast a run from earlier ones.
@@ -71,7 +71,7 @@ def forecast(
         facts: label -> what of the variant's parts counts where it is compared.
         epoch_s: seconds of the baseline's epoch, from calibration; None: as in the last run in
             this mode, else as long as the mode wants it.
-        trial_s: seconds of a trial, where they are the same for all.
+        round_s: least seconds that an operation is timed for in a round; None: epochs are timed.
         epoch_share: how long epochs should be, as a share of the mode's.
     """
     chosen, noise, last = MODES[mode], None, None
@@ -83,9 +83,12 @@ def forecast(
     baseline = next(iter(baselines))
     times_s = []
     if last is not None and last.mode == mode:
-        times_s = [trial.time_s for row in last.rows for trial in row.trials]
-    timed = bool(trial_s or epoch_s or times_s)
-    if trial_s is None:
+        times_s = [trial.timed_s for row in last.rows for trial in row.trials]
+    timed = round_s is None and bool(epoch_s or times_s)
+    if round_s is not None:
+        # Without making the inputs and choosing the number of calls.
+        trial_s = fmean(times_s) if times_s else round_s
+    else:
         epochs_s = variants[baseline].epochs * (epoch_s or epoch_share * chosen.epoch_s)
         if times_s and epoch_s is None:
             epochs_s = fmean(times_s)

@@ -29,7 +29,6 @@ TAKES_LONGER = "takes longer here"
 NO_LOSS, TAKES_LESS = "no loss here", "takes less time here"
 OUT_OF_REACH = "not reproducible here"
 INCONCLUSIVE = "inconclusive"
-NO_VERDICT = ""
 # Word -> how a sentence says it of one variant, and of several.
 WORDS = {
     MATCHES: ("is as published", "are as published"),
@@ -43,7 +42,7 @@ WORDS = {
     TAKES_LESS: (TAKES_LESS, "take less time here"),
     OUT_OF_REACH: ("is not reproducible here", "are not reproducible here"),
     INCONCLUSIVE: ("is inconclusive", "are inconclusive"),
-    NO_VERDICT: ("has no verdict", "have no verdict"),
+    "": ("has no verdict", "have no verdict"),
 }
 
 

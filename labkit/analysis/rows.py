@@ -146,11 +146,11 @@ def make_rows(
         if not row.is_baseline
     }
     base = info.facts_of(info.baseline)
-    alone: Collection[str] = [name for name in pairs if is_floor(info.facts_of(name), base)]
+    unjudged: Collection[str] = [name for name in pairs if is_floor(info.facts_of(name), base)]
     if not valid.judged and len(bases) > 1:
-        alone = pairs  # the rows of many groups are judged together, or not at all
+        unjudged = pairs  # the rows of many groups are judged together, or not at all
     floors = {row.variant: noise_floors[row.group] for row in rows}
-    compared = compare(pairs, noise_floors=floors, judged=valid.judged, alone=alone)
+    compared = compare(pairs, noise_floors=floors, judged=valid.judged, unjudged=unjudged)
     compared |= {row.variant: _in_itself(row, judged=valid.judged) for row in bases.values()}
     rows = [replace(row, compared=compared.get(row.variant, NOTHING)) for row in rows]
     return _beside_the_device(info, rows)

@@ -262,20 +262,17 @@ def why_disturbed(log: Mapping[str, Any], cores: int) -> str:
     return ""
 
 
-# Entry of a log that may be None -> what could not be watched then.
-WATCHED = {
-    "steal_share": "CPU time stolen by other machines",
-    "other_cores": "other programs",
-    "other_gpu_share": "other programs on the GPU",
-    "swapped_in_pages": "swapping",
-}
-
-
 def unwatched(trials: Iterable[AnyTrial]) -> list[str]:
-    """List the disturbances that could not be watched."""
+    """List the disturbances that could not be watched: those that a log has as None."""
+    watched = {
+        "steal_share": "CPU time stolen by other machines",
+        "other_cores": "other programs",
+        "other_gpu_share": "other programs on the GPU",
+        "swapped_in_pages": "swapping",
+    }
     logs = [trial.disturbance for trial in trials if trial.status == "ok"]
     return [
-        words for name, words in WATCHED.items() if any(log.get(name, 0) is None for log in logs)
+        words for name, words in watched.items() if any(log.get(name, 0) is None for log in logs)
     ]
 
 

@@ -57,7 +57,6 @@ SUPPORTED = (MATCHES, SAVES_MORE, SAVES_LESS, CONFIRMED)
 DENIED = (TAKES_LONGER, NO_SAVING, OUT_OF_REACH, TAKES_LESS, NO_LOSS, REFUTED)
 UNCLEAR = (SAVES_LESS_IF_ANY, INCONCLUSIVE, UNDECIDED)
 GROUPS = (*SUPPORTED, IN_PART, *DENIED, MEASURED, *UNCLEAR, NOT_RUN, NOT_TESTABLE)
-MIN_GPU_UTIL_DIFFERENCE = 0.1  # NVML's sampling periods do not match a loop's steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -540,7 +539,8 @@ def gpu_util(contrast: Contrast, evidence: _Evidence) -> Answer:
     utils = [row.gpu_util for row in rows]
     if None not in utils:
         shares = [f"{units.percent(row.gpu_util)} {row.variant}" for row in rows]
-        word = CONFIRMED if utils[0] < utils[1] - MIN_GPU_UTIL_DIFFERENCE else REFUTED
+        # NVML's sampling periods do not match a loop's steps.
+        word = CONFIRMED if utils[0] < utils[1] - 0.1 else REFUTED
         return _say_finding(evidence, f"GPU-util {', '.join(shares)}", rows, word)
     why = "not testable here: GPU-util is NVML's, of an NVIDIA GPU"
     busy = [

@@ -8,9 +8,6 @@ from labkit.experiments.training_loop import loop_alone
 from labkit.runs.experiment import Variants, as_experiment, full_only
 from labkit.settings import Settings, change_all
 
-# Bottlenecks that are known beforehand.
-LOADING, COMPUTING = "loading", "computing"
-
 
 @as_experiment(
     "Do a loop's phases show what holds it back?",
@@ -37,15 +34,14 @@ def bottlenecks(base: Settings) -> Variants:
         epochs=1,
     )
     known = {
-        LOADING: replace(base, loader="torch"),
-        COMPUTING: base,
+        "loading": replace(base, loader="torch"),
+        "computing": base,
         # A step takes a tenth of a second: quick mode leaves it out.
         "loss in loops": replace(base, loss="loops"),
     }
     every = known | change_all(known, "{}, not synchronized", sync_every=0)
-    quick = {
-        name: every.pop(name) for name in (LOADING, COMPUTING, f"{COMPUTING}, not synchronized")
-    }
+    names = ("loading", "computing", "computing, not synchronized")
+    quick = {name: every.pop(name) for name in names}
     return quick | full_only(every)
 
 

@@ -124,7 +124,7 @@ def hard_disk() -> tuple[str, str]:
         return "hdd", ""
     if reason := slow_disk.why_no_slow_disk():
         return "modelled_hdd", _model_note(missing, reason)
-    return "throttled", f"{missing}: a disk that the kernel slows down stands in for it"
+    return "throttled", f"{missing}: simulated by a disk that the kernel slows down"
 
 
 def _on_this_machine(experiment: Experiment, storage: str) -> Experiment:

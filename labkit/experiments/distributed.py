@@ -10,17 +10,6 @@ from labkit.parts.training.exchange import ALL_REDUCE, NO_SYNC, NOOP
 from labkit.runs.experiment import Variants, as_experiment, in_groups, with_published
 from labkit.settings import Settings
 
-RANKS = (1, 2, 4)
-# Images per GPU and step: enough work for a step to hide a part of the exchange.
-GPU_BATCH_SIZE = 32
-# Seconds of an epoch that The-AI-Summer/pytorch-ddp reports for several GPUs of one machine.
-SEVERAL_GPUS_S = {
-    "DataParallel, 2 GPUs": 42.97,
-    "DistributedDataParallel, 2 GPUs": 9.79,
-    "DataParallel, 4 GPUs": 31.32,
-    "DistributedDataParallel, 4 GPUs": 6.11,
-}
-
 
 @as_experiment(
     "Does adding GPUs help if they share the CPU?",
@@ -35,14 +24,14 @@ def ranks(base: Settings) -> Variants:
 
     Source: [001] 5.3; DISTRIBUTED, "Loading with several ranks".
     """
-    workers = max(RANKS[-1], hardware.cores() // RANKS[-1] * RANKS[-1])
+    workers = max(4, hardware.cores() // 4 * 4)  # as many for each of four ranks
     base = replace(
         base,
         device=base.device or "simulated",
         num_workers=workers if base.num_workers is None else base.num_workers,
         epochs=1,
     )
-    labels = {f"{n} GPUs" if n > 1 else "1 GPU": replace(base, ranks=n) for n in RANKS}
+    labels = {f"{n} GPUs" if n > 1 else "1 GPU": replace(base, ranks=n) for n in (1, 2, 4)}
     variants: dict[str, Any] = labels
     if base.is_on_simulated_gpu and base.gpu_images_per_s is None:
         speeds = {
@@ -52,7 +41,7 @@ def ranks(base: Settings) -> Variants:
         variants = in_groups(
             dict.fromkeys(speeds, labels),
             # Where two bring nothing, quick mode need not show that four bring no more.
-            lambda group, label: speeds[group] < 1 or labels[label].ranks < RANKS[-1],
+            lambda group, label: speeds[group] < 1 or labels[label].ranks < 4,
             {group: {"x": x} for group, x in speeds.items()},
         )
     return variants
@@ -117,21 +106,25 @@ def data_parallel(base: Settings) -> Variants:
         loader="resident",
         cache="as found",
         num_workers=0,
-        batch_size=GPU_BATCH_SIZE,
+        batch_size=32,  # of a GPU: enough work for a step to hide a part of the exchange
         epochs=1,
     )
     variants = {"1 GPU": base}
     for gpus in (2, 4):
-        at_once: dict[str, Any] = {
-            "exchange": f"data_parallel_{gpus}",
-            "batch_size": gpus * GPU_BATCH_SIZE,
-        }
-        variants[f"DataParallel, {gpus} GPUs"] = replace(base, **at_once)
+        variants[f"DataParallel, {gpus} GPUs"] = replace(
+            base, exchange=f"data_parallel_{gpus}", batch_size=gpus * base.batch_size
+        )
         variants[f"DistributedDataParallel, {gpus} GPUs"] = replace(base, ranks=gpus)
-    one_gpu_s = 13.08  # from the same report
-    return with_published(
-        {label: epoch_s / one_gpu_s for label, epoch_s in SEVERAL_GPUS_S.items()}, variants
-    )
+    # Seconds of an epoch that The-AI-Summer/pytorch-ddp reports for GPUs of one machine.
+    one_gpu_s = 13.08
+    several_gpus_s = {
+        "DataParallel, 2 GPUs": 42.97,
+        "DistributedDataParallel, 2 GPUs": 9.79,
+        "DataParallel, 4 GPUs": 31.32,
+        "DistributedDataParallel, 4 GPUs": 6.11,
+    }
+    times = {label: epoch_s / one_gpu_s for label, epoch_s in several_gpus_s.items()}
+    return with_published(times, variants)
 
 
 EXPERIMENTS = (ranks, communication, data_parallel)

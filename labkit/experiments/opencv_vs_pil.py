@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from labkit.experiments.sweep import timed_alone
 from labkit.runs.experiment import Experiment, Variants, as_experiment, full_only
-from labkit.runs.operation_trials import OPERATIONS
+from labkit.runs.operation_trials import INPUTS, all_operations
 from labkit.settings import Settings
 
 # Width and height of the pictures.  Only full mode measures the larger ones, where a single call
@@ -53,7 +53,8 @@ def operations(base: Settings) -> Experiment:
     """
     sizes = {
         f"{operation}, {width}×{height}": (operation, {"width_px": width, "height_px": height})
-        for operation in dict.fromkeys(name for name, _ in OPERATIONS)
+        for operation in dict.fromkeys(name for name, _ in all_operations())
+        if operation not in INPUTS  # takes pictures
         for width, height in SIZES_PX
     }
     quick = tuple(f", {width}×{height}" for width, height in SIZES_PX[:QUICK_SIZES])

@@ -10,9 +10,6 @@ from dataclasses import replace
 from labkit.runs.experiment import Variants, as_experiment, full_only
 from labkit.settings import Settings, change_all
 
-# A round trip over 1,000 km of fibre and routers takes about 20 ms: Shenzhen to Chongqing.
-FAR, FAR_WORKERS = "far_20ms_1000mbit", 8
-
 
 @as_experiment(
     "Does one packed file read faster than many small ones?",
@@ -91,20 +88,22 @@ def distance(base: Settings) -> Variants:
     Source: [001] 3.1.1 and 3.1.2: data in one city, GPUs in another.
     """
     base = replace(base, preprocessor="classification")
+    # A round trip over 1,000 km of fibre and routers takes about 20 ms: Shenzhen to Chongqing.
+    server = "far_20ms_1000mbit"
     # What this machine does not hold it can neither evict nor read beforehand.
-    far = replace(base, storage=FAR, cache="as found")
+    far = replace(base, storage=server, cache="as found")
     in_full = {
         f"{rtt_ms} ms, {mbit:,} Mbit/s, {workers} workers": replace(
             far, storage=f"far_{rtt_ms}ms_{mbit}mbit", num_workers=workers
         )
         for rtt_ms in (1, 5, 50)
         for mbit in (100, 1000)
-        for workers in (2, FAR_WORKERS)
+        for workers in (2, 8)
     }
     return {
         "read at a distance": far,
-        "with 8 workers": replace(far, num_workers=FAR_WORKERS),
-        "copied first": replace(base, storage=f"{FAR}_staged"),
+        "with 8 workers": replace(far, num_workers=8),
+        "copied first": replace(base, storage=f"{server}_staged"),
         **full_only(in_full),
     }
 

@@ -16,14 +16,6 @@ PUBLISHED = {
     "data_prefetcher": 0.891,
     "both": 0.897,
 }
-# Preprocessor -> the preprocessor that does the same work on the device; all detectors' have
-# "on_device".
-FINISHED_ON_DEVICE = {
-    "classification": "classification_on_device",
-    "classification_on_device": "classification_on_device",
-    "classification_crop": "classification_crop_on_device",
-    "classification_crop_on_device": "classification_crop_on_device",
-}
 
 
 def prefetching(base: Settings) -> Experiment:
@@ -83,7 +75,10 @@ def prefetching_in_depth(base: Settings) -> Variants:
     waiting = {"original": pinned, thread: quick[thread], **streams}
     seldom = change_all(waiting, "{}, no waiting", sync_every=0)
     # As [003] and [004] print it: bytes are copied, and normalized on the side stream too.
-    pixels = replace(pinned, preprocessor=FINISHED_ON_DEVICE.get(base.preprocessor, "on_device"))
+    # All detectors' samples are finished by "on_device".
+    on_device = {name: f"{name}_on_device" for name in ("classification", "classification_crop")}
+    work = base.preprocessor.removesuffix("_on_device")
+    pixels = replace(pinned, preprocessor=on_device.get(work, "on_device"))
     as_bytes = {
         "original, uint8": pixels,
         f"{side}, uint8": replace(pixels, prefetcher=side),

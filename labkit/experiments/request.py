@@ -20,12 +20,6 @@ from labkit.runs.calibrated_device import is_calibrated
 from labkit.runs.experiment import Experiment, Variant
 from labkit.settings import CORRECTED, MODES, pick, read_changes, with_new_names, with_settings
 
-# Labels of variants, in runs of earlier versions.
-RENAMED = {
-    "best of the document": "ssd + data_prefetcher + on_device",
-    "best with prefetch_generator": "ssd + prefetch_generator + on_device",
-}
-
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
@@ -64,7 +58,11 @@ class Request:
     @classmethod
     def _from(cls, stored: Mapping[str, Any]) -> Request:
         given = {name: value for name, value in stored.items() if value is not None}
-        variants = tuple(RENAMED.get(label, label) for label in given.pop("variants", ()))
+        new_labels = {  # of labels in runs of earlier versions
+            "best of the document": "ssd + data_prefetcher + on_device",
+            "best with prefetch_generator": "ssd + prefetch_generator + on_device",
+        }
+        variants = tuple(new_labels.get(label, label) for label in given.pop("variants", ()))
         settings = with_new_names(given.pop("settings", {}))
         for name in settings:
             if not name.isidentifier():  # `python_code` writes it as it stands

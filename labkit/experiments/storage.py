@@ -15,8 +15,6 @@ from labkit.settings import Settings, change_all
 
 # Normalized times that [004] reported: the bar labels of its charts (DOCUMENTS 0.1).
 PUBLISHED = {"hdd": 1.000, "ssd": 0.860, "tmpfs": 0.864}
-IN_MEMORY = (0, 25, 50, 75, 100)  # percent of the data
-HARD_DISK, SSD = "hard disk", "SSD"
 
 
 def storage(base: Settings) -> Experiment:
@@ -53,11 +51,11 @@ def memory(base: Settings) -> Experiment:
     base = replace(base, preprocessor="classification", subset="first", epochs=1)
     # Read at random, a pack takes an access for each image, as files do.
     arms = {
-        HARD_DISK: replace(base, storage="hdd", packing="folder"),
+        "hard disk": replace(base, storage="hdd", packing="folder"),
         "packed, in order": replace(base, storage="hdd", packing="raw", shuffle=False),
-        SSD: replace(base, storage="ssd", packing="folder"),
+        "SSD": replace(base, storage="ssd", packing="folder"),
     }
-    groups = {f"{n} % in memory": change_all(arms, cache=n) for n in IN_MEMORY}
+    groups = {f"{n} % in memory": change_all(arms, cache=n) for n in (0, 25, 50, 75, 100)}
     quick = [f"{n} % in memory" for n in (0, 50, 100)]  # quick mode has time for three shares
     return Experiment(
         "memory",

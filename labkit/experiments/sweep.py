@@ -8,7 +8,7 @@ from typing import Any
 
 from labkit.parts.operations import MEANINGS
 from labkit.runs.experiment import Experiment, Variant, in_groups
-from labkit.runs.operation_trials import LOOKUPS, OPERATIONS
+from labkit.runs.operation_trials import all_operations
 from labkit.settings import Settings, change_all
 
 
@@ -48,7 +48,7 @@ def timed_alone(
             library: Variant(
                 settings=settings, task={"operation": operation, "library": library, **size}
             )
-            for known, library in OPERATIONS | LOOKUPS
+            for known, library in all_operations()
             if known == operation
         }
         for group, (operation, size) in sizes.items()

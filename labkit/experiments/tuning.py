@@ -36,12 +36,6 @@ if TYPE_CHECKING:
 DEFAULT = "default"
 LOADER_SETTINGS = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers")
 FIRST_BLOCKS, SECOND_BLOCKS = 2, 3
-# Share of the default's CPU seconds that other settings must save to replace it: quick blocks are
-# off by some percent, in times and in CPU seconds.
-MIN_CPU_SAVING_SHARE = 0.10
-# Settings that take at most this share longer than the fastest are measured again: two quick blocks
-# distinguish larger differences only.
-MEASURE_AGAIN_SHARE = 0.10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,7 +152,8 @@ def choose(measured: Mapping[str, Row]) -> str:
     cheapest = min(plateau, key=lambda label: plateau[label].cpu_s_per_1000_images)
     if DEFAULT in plateau:
         least = plateau[cheapest].cpu_s_per_1000_images
-        if least > (1 - MIN_CPU_SAVING_SHARE) * plateau[DEFAULT].cpu_s_per_1000_images:
+        # Quick blocks are off by some percent, in times and in CPU seconds.
+        if least > 0.9 * plateau[DEFAULT].cpu_s_per_1000_images:
             return DEFAULT
     return cheapest
 
@@ -170,7 +165,7 @@ def to_measure_again(measured: Mapping[str, Row], best: str) -> list[str]:
         measured: label -> numbers; "default" among them, which every round measures anyway.
         best: what `choose` returned.
     """
-    close = _close_to_fastest(measured, MEASURE_AGAIN_SHARE)
+    close = _close_to_fastest(measured, 0.1)  # two quick blocks distinguish larger differences only
     others = sorted(close.keys() - {DEFAULT, best}, key=lambda label: close[label].normalized_time)
     return [label for label in (best, *others[:1]) if label != DEFAULT]
 

@@ -41,16 +41,8 @@ def seconds_of(utc: str) -> float:
     return float(calendar.timegm(time.strptime(utc, UTC)))
 
 
-# time.sleep wakes 0.13 ms late here in the median (EVIDENCE 2, measured): spin the rest.
-SPIN_S = 0.0003
-# Another thread that holds the GIL delays every piece of spinning, by 5 ms where it runs Python
-# alone (sys.getswitchinterval); on a core that others use, a piece ends late.
-PIECE_S = 0.001
 # NumPy releases the GIL in loops over more than 500 elements, which take some 10 us.
 LEAST_ELEMENTS = 501
-# Elements of a tensor whose asinh takes about as long as torch needs to launch a kernel: 3 to 7 us.
-# MKL computes other functions, tanh among them, and may start threads for them.
-LAUNCHED_ELEMENTS = 1024
 
 
 class SystemClock:
@@ -60,16 +52,19 @@ class SystemClock:
 
     def sleep_until(self, deadline_s: float) -> None:
         """Sleep until shortly before the deadline, then spin."""
-        remaining_s = deadline_s - time.perf_counter()
-        if remaining_s > SPIN_S:
-            time.sleep(remaining_s - SPIN_S)
+        # time.sleep wakes 0.13 ms late in the median (EVIDENCE 2, measured): the rest is spun.
+        asleep_s = deadline_s - time.perf_counter() - 0.0003
+        if asleep_s > 0:
+            time.sleep(asleep_s)
         self.spin_until(deadline_s)
 
     def spin_until(self, deadline_s: float) -> None:
         """Keep the core busy until the deadline, without the GIL but for the last microseconds."""
         spin, elements_per_s = _spinning()
         while (remaining_s := deadline_s - time.perf_counter()) > 0:
-            elements = int(min(remaining_s, PIECE_S) * elements_per_s)
+            # In pieces of 1 ms: another thread that holds the GIL delays each one, by 5 ms where it
+            # runs Python alone (sys.getswitchinterval); on a core that others use, one ends late.
+            elements = int(min(remaining_s, 0.001) * elements_per_s)
             if elements >= LEAST_ELEMENTS:
                 spin(elements)
 
@@ -99,7 +94,9 @@ def _small_operation() -> Callable[[], object]:
     """Return an operation of torch that takes as long as launching a kernel."""
     import torch
 
-    given = torch.zeros(LAUNCHED_ELEMENTS)
+    # asinh of so many takes about as long as torch needs to launch a kernel: 3 to 7 us.  MKL
+    # computes other functions, tanh among them, and may start threads for them.
+    given = torch.zeros(1024)
     return partial(torch.asinh, given, out=torch.empty_like(given))
 
 

@@ -17,21 +17,21 @@ from typing import Any
 from labkit.machine import helper, procfs
 from labkit.machine.usage import own_cpu_s
 
-# CPU times in which no program of this machine ran; guest time is part of user and nice time.
-NOT_BUSY = ("idle", "iowait", "steal")
-
 
 def disturbance() -> dict[str, float | None]:
     """Take a snapshot of the machine's counters, for `since`."""
     import psutil
 
     times = psutil.cpu_times()._asdict()
+    # Guest time is part of user and nice time.
     cpu_s = sum(times.values()) - sum(times.get(name, 0.0) for name in ("guest", "guest_nice"))
+    # In these no program of this machine ran.
+    idle_s = sum(times.get(name, 0.0) for name in ("idle", "iowait", "steal"))
     pages = procfs.counters("/proc/vmstat")
     return {
         "clock_s": time.monotonic(),
         "cpu_s": cpu_s,
-        "busy_s": cpu_s - sum(times.get(name, 0.0) for name in NOT_BUSY),
+        "busy_s": cpu_s - idle_s,
         "own_s": _own_s(),
         "steal_s": times.get("steal"),
         "swapped_in_pages": pages.get("pswpin"),

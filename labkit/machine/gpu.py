@@ -25,9 +25,6 @@ from typing import Any, Literal, TypeVar
 from labkit.contracts import Skip
 from labkit.records import CudaState
 
-IMPORT_AND_KERNEL_S = 120.0  # a cold `import torch` with CUDA takes up to a minute
-# NVML keeps a process's use for each of its periods, of up to a second, and returns some again.
-RECENT_US = 1_000_000
 T = TypeVar("T")
 Reading = dict[str, Any]
 
@@ -65,7 +62,7 @@ def cuda() -> CudaState:
             capture_output=True,
             text=True,
             check=True,
-            timeout=IMPORT_AND_KERNEL_S,
+            timeout=120,  # a cold `import torch` with CUDA takes up to a minute
             cwd=Path(__file__).parents[2],  # not the caller's: it may hold a random.py
         )
         answer = json.loads(done.stdout.splitlines()[-1])
@@ -73,8 +70,8 @@ def cuda() -> CudaState:
         facts = {name: answer[name] for name in ("name", "memory_bytes", "capability")}
     except Skip as skip:
         reason = str(skip)
-    except subprocess.TimeoutExpired:
-        reason = f"torch did not run a kernel within {IMPORT_AND_KERNEL_S:.0f} s"
+    except subprocess.TimeoutExpired as expired:
+        reason = f"torch did not run a kernel within {expired.timeout:.0f} s"
     except subprocess.CalledProcessError as error:
         last_line = (error.stderr.strip().splitlines() or ["no message"])[-1]
         reason = f"torch could not be tried: {last_line}"
@@ -145,7 +142,9 @@ def open_gpu(count: int = 1) -> Callable[[], Reading]:
     own = {each.pid for each in (this, *this.children(recursive=True))}
 
     def read() -> Reading:
-        since_us = int(1e6 * time.time()) - RECENT_US
+        # NVML keeps a process's use for each of its periods, of up to a second, and returns some
+        # again.
+        since_us = int(1e6 * time.time()) - 1_000_000
         readings = [read_gpu(pynvml, gpu, own, since_us) for gpu in gpus]
         return max(readings, key=lambda reading: reading["others_percent"] or 0)
 

@@ -37,20 +37,8 @@ FILE_NAME = "labkit.toml"
 NAMES = ("hdd", "ssd", "nvme", "tmpfs", "data")
 HEADER = "# Where this machine's media are; by `labkit doctor --write`, or by hand.\n[media]\n"
 
-IN_MEMORY = ("tmpfs", "ramfs")
 # Names that claim a kind of disk -> whether that kind is a hard disk.
 CLAIMS = {"hdd": True, "ssd": False, "nvme": False}
-
-# A 7200 rpm disk does about 81 random reads/s (EVIDENCE 2), some three times that with the
-# head moving little inside one folder; the slowest SATA SSD does thousands.
-HARD_DISK_MAX_READS_PER_S = 250.0
-PROBE_MIN_FILES = 20  # fewer say nothing: 20 reads of a hard disk take 0.25 s
-# Smaller files may lie inside their inode; in bigger ones the transfer counts, not the seek.
-PROBE_BYTES = range(4096, (1 << 20) + 1)
-# Listing a folder of millions, or asking a hard disk for the size of each file in it, would
-# take longer than the probe.
-PROBE_LISTED, PROBE_LOOKED_AT = 20_000, 2_000
-SPARE_SHARE = 0.05  # file systems round sizes up
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +55,7 @@ class Medium:
     @property
     def in_memory(self) -> bool:
         """Whether files here are never anywhere but in memory."""
-        return self.filesystem in IN_MEMORY
+        return self.filesystem in ("tmpfs", "ramfs")
 
 
 def media() -> dict[str, Path]:
@@ -172,7 +160,7 @@ def check_room(folder: Path, needed_bytes: float, what: str) -> None:
     Raises:
         Skip: it does not fit; the text says so with numbers.
     """
-    needed_bytes *= 1 + SPARE_SHARE
+    needed_bytes *= 1.05  # file systems round sizes up
     free_bytes, kind = shutil.disk_usage(folder).free, ""
     if describe_medium(folder).in_memory:
         # It may be larger than the memory that other programs leave.
@@ -227,14 +215,14 @@ def probe_random_reads(directory: str | Path, seconds: float = 1.0) -> float:
     """
     if not can_evict():
         raise Skip("this platform cannot evict files from memory (no posix_fadvise)")
-    files = list(islice(_files(directory), PROBE_LISTED))
+    # Listing a folder of millions, or asking a hard disk for the size of each file in it, would
+    # take longer than the probe.
+    files = list(islice(_files(directory), 20_000))
     random.shuffle(files)  # differently each time: a disk has a cache of its own
-    suitable = (path for path in files[:PROBE_LOOKED_AT] if _is_fit_for_probing(path))
+    suitable = (path for path in files[:2_000] if _is_fit_for_probing(path))
     chosen = list(islice(suitable, 200))
-    if len(chosen) < PROBE_MIN_FILES:
-        raise Skip(
-            f"a probe needs at least {PROBE_MIN_FILES} files of 4 KiB to 1 MiB, got {len(chosen)}"
-        )
+    if len(chosen) < 20:  # these take a hard disk 0.25 s
+        raise Skip(f"a probe needs at least 20 files of 4 KiB to 1 MiB, got {len(chosen)}")
     for path in chosen:
         page_cache.evict(path)
     done = 0
@@ -258,7 +246,8 @@ def _files(directory: str | Path) -> Iterator[Path]:
 def _is_fit_for_probing(path: Path) -> bool:
     if path.is_symlink() or not path.is_file() or not os.access(path, os.R_OK):
         return False
-    return path.stat().st_size in PROBE_BYTES
+    # Smaller ones may lie inside their inode; in larger ones the transfer counts, not the seek.
+    return 4 << 10 <= path.stat().st_size <= 1 << 20
 
 
 def is_hard_disk(medium: Medium, reads_per_s: float | None) -> bool | None:
@@ -274,7 +263,9 @@ def is_hard_disk(medium: Medium, reads_per_s: float | None) -> bool | None:
     """
     if medium.rotational is False:
         return False
-    if medium.rotational and reads_per_s is not None and reads_per_s <= HARD_DISK_MAX_READS_PER_S:
+    # A 7200 rpm disk does about 81 random reads/s (EVIDENCE 2), some three times that with the head
+    # moving little inside one folder; the slowest SATA SSD does thousands.
+    if medium.rotational and reads_per_s is not None and reads_per_s <= 250:
         return True
     return None
 

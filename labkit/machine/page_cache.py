@@ -159,9 +159,6 @@ def _libc() -> ctypes.CDLL:
     return libc
 
 
-CACHESTAT = 451  # Linux 6.5 and later; the same number on x86-64 and arm64
-
-
 class _Range(ctypes.Structure):
     _fields_ = (("start", ctypes.c_uint64), ("length", ctypes.c_uint64))
 
@@ -180,7 +177,7 @@ def _cachestat(file: FileIO, start: int, stop: int) -> _CacheStat:
     # With length 0 (to the end) pages of a large folio beyond the end would count too.
     span = _Range(start, stop - start)
     failed = _libc().syscall(
-        ctypes.c_long(CACHESTAT),
+        ctypes.c_long(451),  # cachestat, of Linux 6.5 and later, on x86-64 and arm64
         ctypes.c_int(file.fileno()),
         ctypes.byref(span),
         ctypes.byref(stat),

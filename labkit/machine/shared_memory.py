@@ -23,7 +23,6 @@ FOLDER = Path("/dev/shm")
 ROLL = "LABKIT_WORKER_ROLL"
 PREFIX = "worker-"
 MORE = "give a container more with: docker run --shm-size=2g"
-DYING_S = 1.0  # how long a process may live on after SIGKILL
 
 
 def usage() -> shutil._ntuple_diskusage | None:
@@ -48,7 +47,7 @@ def remove_left(folder: str) -> None:
     Args:
         folder: as given to `open_roll`; all its workers have ended, or have been sent SIGKILL.
     """
-    deadline_s = time.monotonic() + DYING_S
+    deadline_s = time.monotonic() + 1.0  # a process may live on so long after SIGKILL
     for entry in Path(folder).glob(f"{PREFIX}*"):
         pid = int(entry.name.removeprefix(PREFIX))
         while _is_alive(pid) and time.monotonic() < deadline_s:

@@ -31,7 +31,6 @@ from labkit.machine.gpu import Reading, open_gpu
 
 PERIOD_S = 0.1
 NVML_PERIOD_S = 0.2  # NVML itself averages over 1/6 to 1 s
-RESTS = 100  # times the CPU time of a reading of all processes
 
 
 class Usage:
@@ -107,7 +106,8 @@ class Sampler:
         while not self._stop.wait(rest_s):
             before_s = time.thread_time()  # time spent waiting for a core costs others nothing
             self._look()
-            rest_s = max(self._period_s, RESTS * (time.thread_time() - before_s))
+            # A reading of all processes may take 1 % of a core.
+            rest_s = max(self._period_s, 100 * (time.thread_time() - before_s))
 
 
 class GpuWatch:

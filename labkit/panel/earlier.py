@@ -89,15 +89,15 @@ class EarlierRuns:
         Returns:
             Their folders, the newest first, colleagues' after this machine's.
         """
-        found = []
+        runs = []
         for place in (self._results, self._results / SHARED):
             folders = list_runs(place, self._name) + list_runs(place, f"{self._name}{SUFFIX}*")
             for folder in sorted(folders, key=lambda folder: folder.name, reverse=True):
                 with contextlib.suppress(Exception):  # one that cannot be read hides no other
-                    found.append(read_run(folder))
-        self._runs = sorted(found, key=attrgetter("date"), reverse=True)
+                    runs.append(read_run(folder))
+        self._runs = sorted(runs, key=attrgetter("date"), reverse=True)
         self._arrange()
-        return [run.folder for run in found]
+        return [run.folder for run in runs]
 
     def _arrange(self) -> None:
         words, order = self._filter.value.lower().split(), self._order.value

@@ -25,7 +25,6 @@ from labkit.runs.schedule import default_blocks
 from labkit.settings import (
     MODES,
     NUMBERS_OR_NAMES,
-    PLACES,
     Settings,
     field_kinds,
     help_texts,
@@ -233,7 +232,7 @@ class _Variants:
 
         self._labels, shared = tuple(experiment.variants), _shared(experiment)
         used = effective_settings(experiment.kind)
-        names = [name for name in field_kinds() if name in used and name not in PLACES]
+        names = [name for name in field_kinds() if name in used and name != "data"]
         self._name, self._help = widgets.Label(), widgets.HTML()
         self._ticks = row([])
         self._values = {name: _new_value(name) for name in names if name not in shared}

@@ -127,6 +127,11 @@ def panel(
 
     Raises:
         ValueError: an unknown experiment, mode or setting; the choices are listed.
+
+    Examples:
+        >>> form = lab.panel("preprocessing", num_workers=0)
+        >>> form.run.info.experiment
+        'preprocessing'
     """
     asked = Request.of(experiment or _first())
     settings = {**asked.settings, **settings}

@@ -1,8 +1,7 @@
 """Operations: single steps of preprocessing an image, in several libraries or several ways.
 
     photograph -> cropped, scaled, compressed again -> each library's own form
-    OPERATIONS: (operation, library) -> its input, and the function that is timed
-    LOOKUPS: (operation, way) -> the same, of what is looked up for an image
+    OPERATIONS: (operation, library or way) -> its input, and the function that is timed
 
 All libraries do the same work: Pillow's affine transform uses the linear filter that OpenCV uses,
 Pillow's own resize is a separate operation, and views are copied.
@@ -26,13 +25,10 @@ if TYPE_CHECKING:
 
 # From the usual 640 to the usual 256.  Not one half: there OpenCV takes another, faster way.
 RESIZE_SCALE = 0.4
-CROP_SCALE = 7 / 8  # as the customary 224 of 256
 ANGLE_DEGREES = 15
 # ImageNet's, RGB; shaped for planes.
 MEAN = np.array([0.485, 0.456, 0.406], np.float32)[:, None, None]
 STD = np.array([0.229, 0.224, 0.225], np.float32)[:, None, None]
-JPEG_QUALITY = 93  # COCO's photographs have about that
-ENTRY_BYTES = 20  # of a configuration's text
 
 _library = cache(importlib.import_module)  # an import statement in a timed function would be timed
 
@@ -191,32 +187,6 @@ def normalize_torch(planes: Tensor) -> Tensor:
     return planes.clone().sub_(mean).div_(std)
 
 
-_pixels, _image = attrgetter("pixels"), attrgetter("image")
-_planes, _tensor = attrgetter("planes"), attrgetter("tensor")
-
-# (operation, library); an operation's first library is its baseline.
-OPERATIONS: dict[tuple[str, str], Operation] = {
-    ("resize", "pillow"): Operation(_image, resize_pillow),
-    ("resize", "opencv"): Operation(_pixels, resize_opencv),
-    ("resize", "torch"): Operation(_pixels, partial(resize_torch, antialias=False)),
-    ("resize, antialiased", "pillow"): Operation(_image, resize_pillow_antialiased),
-    ("resize, antialiased", "torch"): Operation(_pixels, partial(resize_torch, antialias=True)),
-    ("crop", "pillow"): Operation(_image, crop_pillow),
-    ("crop", "numpy"): Operation(_pixels, crop_numpy),
-    ("flip", "pillow"): Operation(_image, flip_pillow),
-    ("flip", "opencv"): Operation(_pixels, flip_opencv),
-    ("flip", "numpy"): Operation(_pixels, flip_numpy),
-    ("rotate", "pillow"): Operation(_image, rotate_pillow),
-    ("rotate", "opencv"): Operation(_pixels, rotate_opencv),
-    ("to-tensor", "pillow"): Operation(_image, to_tensor_pillow),
-    ("to-tensor", "opencv"): Operation(_pixels, to_tensor_opencv),
-    ("to-tensor", "torch"): Operation(_pixels, to_tensor_torch),
-    ("to-tensor", "numpy"): Operation(_pixels, to_tensor_numpy),
-    ("normalize", "numpy"): Operation(_planes, normalize_numpy),
-    ("normalize", "torch"): Operation(_tensor, normalize_torch),
-}
-
-
 @dataclass(frozen=True)
 class Labels:
     """The labels of one image's boxes, and what they are looked up in."""
@@ -237,7 +207,7 @@ def look_up(given: tuple[Callable[[str], int], Sequence[str]]) -> list[int]:
 @cache
 def make_configuration(kilobytes: int) -> str:
     """Return a JSON object of so many thousand bytes, a number for each name."""
-    entries = kilobytes * 1000 // ENTRY_BYTES
+    entries = kilobytes * 1000 // 20  # of 20 bytes each
     return json.dumps({f"value {i:05}": 100 + i % 900 for i in range(entries)})
 
 
@@ -249,8 +219,29 @@ def parse_values(text: str) -> tuple[int, ...]:
     return values(json.loads(text))
 
 
-# (operation, way); an operation's first way is its baseline.
-LOOKUPS: dict[tuple[str, str], Operation] = {
+_pixels, _image = attrgetter("pixels"), attrgetter("image")
+_planes, _tensor = attrgetter("planes"), attrgetter("tensor")
+
+# (operation, library or way); the first of an operation is its baseline.
+OPERATIONS: dict[tuple[str, str], Operation] = {
+    ("resize", "pillow"): Operation(_image, resize_pillow),
+    ("resize", "opencv"): Operation(_pixels, resize_opencv),
+    ("resize", "torch"): Operation(_pixels, partial(resize_torch, antialias=False)),
+    ("resize, antialiased", "pillow"): Operation(_image, resize_pillow_antialiased),
+    ("resize, antialiased", "torch"): Operation(_pixels, partial(resize_torch, antialias=True)),
+    ("crop", "pillow"): Operation(_image, crop_pillow),
+    ("crop", "numpy"): Operation(_pixels, crop_numpy),
+    ("flip", "pillow"): Operation(_image, flip_pillow),
+    ("flip", "opencv"): Operation(_pixels, flip_opencv),
+    ("flip", "numpy"): Operation(_pixels, flip_numpy),
+    ("rotate", "pillow"): Operation(_image, rotate_pillow),
+    ("rotate", "opencv"): Operation(_pixels, rotate_opencv),
+    ("to-tensor", "pillow"): Operation(_image, to_tensor_pillow),
+    ("to-tensor", "opencv"): Operation(_pixels, to_tensor_opencv),
+    ("to-tensor", "torch"): Operation(_pixels, to_tensor_torch),
+    ("to-tensor", "numpy"): Operation(_pixels, to_tensor_numpy),
+    ("normalize", "numpy"): Operation(_planes, normalize_numpy),
+    ("normalize", "torch"): Operation(_tensor, normalize_torch),
     ("label", "list"): Operation(lambda given: (given.names.index, given.wanted), look_up),
     ("label", "dict"): Operation(lambda given: (given.numbers.__getitem__, given.wanted), look_up),
     ("configuration", "parsed for each sample"): Operation(str, parse_values),
@@ -291,7 +282,8 @@ def make_picture(photo_rgb: np.ndarray, width_px: int, height_px: int) -> Pictur
     filter_ = cv2.INTER_AREA if scale > 1 else cv2.INTER_CUBIC
     scaled = cv2.resize(middle, (width_px, height_px), interpolation=filter_)
     bgr = cv2.cvtColor(scaled, cv2.COLOR_RGB2BGR)
-    return Picture(cv2.imencode(".jpg", bgr, [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY])[1].tobytes())
+    quality = [cv2.IMWRITE_JPEG_QUALITY, 93]  # COCO's photographs have about that
+    return Picture(cv2.imencode(".jpg", bgr, quality)[1].tobytes())
 
 
 def _size(pixels: np.ndarray) -> tuple[int, int]:
@@ -303,7 +295,8 @@ def _resized_px(width: int, height: int) -> tuple[int, int]:
 
 
 def _crop_box(width: int, height: int) -> tuple[int, int, int, int]:
-    left, top = round(width * (1 - CROP_SCALE) / 2), round(height * (1 - CROP_SCALE) / 2)
+    # The middle 7/8 of each side, as the customary 224 of 256.
+    left, top = round(width / 16), round(height / 16)
     return left, top, width - left, height - top
 
 

@@ -33,9 +33,6 @@ from labkit.parts.packing.folder import (
 from labkit.parts.packing.manifest import ANNOTATIONS, difference, read_manifest, sha256
 
 KIND = "synthetic photographs"
-JPEG_QUALITY = 93
-IMAGE_BYTES = 140_000  # about what an image takes, for the free-space check
-CHUNK = 8  # images handed to a process at once; Ctrl-C waits for the chunks begun
 
 
 def make_photos(
@@ -80,7 +77,8 @@ def make_photos(
             return manifest
     there = sum(1 for _ in (root / "images").glob("*.jpg"))
     existing = next(folder for folder in (root, *root.parents) if folder.is_dir())
-    check_room(existing, max(0, images - there) * IMAGE_BYTES, units.count(images, "image"))
+    needed_bytes = 140_000 * max(0, images - there)  # about what they take
+    check_room(existing, needed_bytes, units.count(images, "image"))
     try:
         _start_folder(root, manifest, seed)
     except OSError as error:
@@ -116,7 +114,7 @@ def _make_image(root: Path, seed: int, image_id: int, entry: dict | None) -> Wri
         # A power cut can leave a renamed file without its content.
         whole = jpeg.startswith(JPEG_START) and jpeg.endswith(JPEG_END)
     if not whole:
-        quality = [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY]
+        quality = [cv2.IMWRITE_JPEG_QUALITY, 93]
         jpeg = cv2.imencode(".jpg", paint(scene), quality)[1].tobytes()
         write_whole(path, jpeg)
     return describe_image(path.name, jpeg, annotate(scene))
@@ -171,7 +169,8 @@ def _workers(jobs: int) -> Iterator[Callable]:
     context = multiprocessing.get_context("spawn")
     executor = ProcessPoolExecutor(jobs, mp_context=context, initializer=_start_worker)
     try:
-        yield partial(executor.map, chunksize=CHUNK)
+        # Eight images at once: Ctrl-C waits for those that are begun.
+        yield partial(executor.map, chunksize=8)
     finally:
         executor.shutdown(wait=True, cancel_futures=True)
 

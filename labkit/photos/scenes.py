@@ -34,7 +34,6 @@ SIZES_PX = {
     (640, 360): 0.03, (640, 426): 0.03, (640, 512): 0.02, (360, 640): 0.01,
 }  # fmt: skip
 OUTLINE_POINTS = 28
-MIN_VISIBLE_PX = 64  # a smaller rest of an object gets no box, as annotators would skip it
 
 # What an object is made of: (x, y, half width, half height, roundness) in units of its size;
 # roundness 2 is an ellipse, more is a box with rounded corners.
@@ -137,7 +136,8 @@ def annotate(scene: Scene) -> Annotation:
         left, top, width, height = cv2.boundingRect(mask)
         left, top = left + window[1].start, top + window[0].start
         # The front object is never hidden and always stands inside the image.
-        if cv2.countNonZero(mask) >= MIN_VISIBLE_PX or number == len(scene.things):
+        # A rest of an object below 64 pixels gets no box: annotators would skip it.
+        if cv2.countNonZero(mask) >= 64 or number == len(scene.things):
             boxes.append((left, top, left + width, top + height))
             category_ids.append(thing.category_id)
     return Annotation(

@@ -19,9 +19,9 @@ import cv2
 import numpy as np
 
 FIELD_PX = 1024  # side of a noise field; larger than an image, so that crops differ
+NOISE_LEVELS = 32  # standard deviation of the stored sensor noise
 # Exponents of the fields' amplitude spectra: rough (gravel, grass), natural, smooth (cloth, sky).
 FIELD_EXPONENTS = (0.5, 0.8, 1.2)
-NOISE_LEVELS = 32  # standard deviation of the stored sensor noise
 
 
 def cut_texture(

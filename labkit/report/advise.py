@@ -28,9 +28,7 @@ from labkit.runs.store import StoredRun, earlier_runs
 if TYPE_CHECKING:
     from labkit.report.table import Table
 
-EXPERIMENT = memory.__name__
 GB = 1e9
-MOST_GB = 1e9
 
 # Share of the data in memory, and the row that was measured at it; the smallest share first.
 Points = list[tuple[float, Row]]
@@ -54,18 +52,19 @@ def advise(
         memory_gb = hardware.memory_bytes() / GB
     for name, value in (("data_gb", data_gb), ("memory_gb", memory_gb)):
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not (is_number and 0 < value <= MOST_GB):
+        if not (is_number and 0 < value <= 1e9):
             raise ValueError(
-                f"{name} must be a number above 0 and at most {MOST_GB:,.0f}, got {value!r}; "
+                f"{name} must be a number above 0 and at most 1,000,000,000, got {value!r}; "
                 "give GB of 10^9 bytes"
             )
     machine_id = hardware.provenance().machine_id
-    run = next(earlier_runs(results, EXPERIMENT, machine_id=machine_id, mode="full"), None)
+    name = memory.__name__
+    run = next(earlier_runs(results, name, machine_id=machine_id, mode="full"), None)
     arms = run and _arms(run)
     if not arms:
         raise ValueError(
-            f"results must hold a finished run of {EXPERIMENT} on this machine, got none in "
-            f"{results}; make one with: labkit run {EXPERIMENT} (--mode full for verdicts)"
+            f"results must hold a finished run of {name} on this machine, got none in "
+            f"{results}; make one with: labkit run {name} (--mode full for verdicts)"
         )
     return _table(run, arms, data_gb * GB, memory_gb * GB)
 

@@ -18,9 +18,6 @@ from labkit.settings import Settings
 if TYPE_CHECKING:
     from labkit.report.table import Table
 
-# Loader workers hand over batches through shared memory; containers often have 64 MB of it.
-SHARED_MEMORY_MIN_BYTES = 1 << 30
-
 
 def doctor(data: Path | str | None = None, **folders: Path | str) -> Table:
     """Show what this machine has, and what will be skipped and why.
@@ -31,6 +28,10 @@ def doctor(data: Path | str | None = None, **folders: Path | str) -> Table:
 
     Raises:
         ValueError: labkit.toml is broken.
+
+    Examples:
+        >>> list(lab.doctor().data.index[:3])
+        ['system', 'python', 'packages']
     """
     from labkit.report.table import Table
 
@@ -56,7 +57,7 @@ def doctor(data: Path | str | None = None, **folders: Path | str) -> Table:
     ]
     if room := shared_memory.usage():
         remark = ""
-        if room.total < SHARED_MEMORY_MIN_BYTES:
+        if room.total < 1 << 30:  # containers often have 64 MB
             remark = (
                 "loader workers hand over batches through it, and big ones kill them; "
                 "give a container more with: docker run --shm-size=2g"
@@ -70,7 +71,7 @@ def doctor(data: Path | str | None = None, **folders: Path | str) -> Table:
     for name, directory in {**media(), **folders}.items():
         rows.append((name, *_describe_folder(name, Path(directory))))
     if not gpu.works:
-        rows.append(("device cuda", "skipped", "a simulated GPU stands in, labelled so"))
+        rows.append(("device cuda", "skipped", "labkit uses a simulated GPU; results say so"))
     if not can_evict():
         remark = "no posix_fadvise here: files cannot be evicted from memory"
         rows.append(("cache cold", "skipped", remark))

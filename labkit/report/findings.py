@@ -27,11 +27,8 @@ from labkit.runs.store import StoredRun
 from labkit.settings import Settings
 
 PUBLISHED_TAKES = "the document's time takes"
-HOUR_S = 3_600
 LITTLE = 0.03  # of a step that communication may take
 CACHE_SHARE = 0.8  # assumed: programs, workers and batches take the rest of the memory
-# What the experiment "combined" changes.
-FACTORS = ("storage", "prefetcher", "preprocessor")
 MODELS = ("additive", "multiplicative", "best_single", "max_load_compute")
 
 
@@ -85,7 +82,7 @@ def savings(run: StoredRun, *, epochs: int, images: int) -> Table:
             remark = _not_counted(row, run)
         if row is summary.rows[0]:
             base_s = total_s
-        saved_h = None if None in (base_s, total_s) else (base_s - total_s) / HOUR_S
+        saved_h = None if None in (base_s, total_s) else (base_s - total_s) / 3600
         cells.append(
             {
                 "variant": row.variant,
@@ -93,7 +90,7 @@ def savings(run: StoredRun, *, epochs: int, images: int) -> Table:
                 "verdict": row.verdict,
                 "first_epoch_s": first_s,
                 "later_epoch_s": later_s,
-                "total_h": total_s and total_s / HOUR_S,
+                "total_h": total_s and total_s / 3600,
                 "saved_h": saved_h,
                 "remark": remark,
             }
@@ -329,7 +326,7 @@ def _combinations(run: StoredRun) -> Table | None:
     rows = {row.variant: row for row in run.summary.rows}
     base = run.info.base_settings
     base_key = _factors(base)
-    as_in_base: dict[str, Any] = dict(zip(FACTORS, base_key))
+    as_in_base: dict[str, Any] = dict(zip(("storage", "prefetcher", "preprocessor"), base_key))
     combinations: dict[tuple, Row] = {}
     loads: dict[tuple, Row] = {}
     computes: dict[object, Row] = {}
@@ -393,7 +390,7 @@ def _predicted(
 
 
 def _factors(settings: Settings) -> tuple[str, ...]:
-    return tuple(getattr(settings, factor) for factor in FACTORS)
+    return settings.storage, settings.prefetcher, settings.preprocessor
 
 
 def _time(row: Row | None) -> float | None:

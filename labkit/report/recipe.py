@@ -57,7 +57,6 @@ READ = {
     "lmdb_no_readahead": "lmdb",
     "tfrecord": "tfrecord",
 }
-READAHEAD = {"lmdb_no_readahead": False}
 DECODE = {
     "opencv": "opencv",
     "pillow": "pillow",
@@ -98,10 +97,6 @@ PREFETCH = {
     "data_prefetcher_normalizing": ("", "copied and finished on a side stream"),
 }
 LOG_HANDLERS = {"file": "logging.FileHandler('reports.log')", "terminal": "logging.StreamHandler()"}
-TO_A_SERVER = "logging.handlers.HTTPHandler('localhost:8000', '/', 'POST')"
-COUNTS_METRICS = {"none": False, "loops": True, "vectorized": True}
-SHOWS_LOSS = {"tqdm_loss": True}
-SHOWS_BAR = {"none": False, "tqdm": True, "tqdm_loss": True}
 # What a program does otherwise than the run: setting -> its value -> the sentence.
 SENTENCES: dict[str, dict[str, str]] = {
     "preprocessor": {
@@ -250,7 +245,13 @@ def _blocks(run: StoredRun, settings: Settings, *, has_more: bool) -> Iterator[s
 
 
 def _pick(table: dict[str, Any], settings: Settings, name: str) -> Any:
-    return pick(table, getattr(settings, name), f"{name} of a recipe")
+    value = getattr(settings, name)
+    if value not in table:
+        raise ValueError(
+            f"{name} of a recipe must be one of {', '.join(sorted(table))}, got {value!r}; take "
+            f"the recipe of a variant with one of these and put {value!r} into the program"
+        )
+    return table[value]
 
 
 def _values(run: StoredRun, settings: Settings) -> dict[str, object]:
@@ -271,7 +272,7 @@ def _values(run: StoredRun, settings: Settings) -> dict[str, object]:
         "PERSISTENT_WORKERS": bool(settings.persistent_workers and has_workers),
         "START_METHOD": settings.multiprocessing_context if has_workers else None,
         "OPENCV_THREADS": settings.cv2_threads,
-        "READAHEAD": READAHEAD.get(settings.packing, True),
+        "READAHEAD": {"lmdb_no_readahead": False}.get(settings.packing, True),
     }
     if not settings.pin_memory:
         values["PIN_MEMORY"] = False
@@ -284,17 +285,19 @@ def _loop(settings: Settings) -> dict[str, object]:
     Raises:
         ValueError: no program does it.
     """
+    shows_bar = {"none": False, "tqdm": True, "tqdm_loss": True}
+    has_metrics = {"none": False, "loops": True, "vectorized": True}
     values: dict[str, object] = {
         "MIXED_PRECISION": settings.precision == "amp",
-        "PROGRESS_BAR": _pick(SHOWS_BAR, settings, "progress_bar"),
+        "PROGRESS_BAR": _pick(shows_bar, settings, "progress_bar"),
         "LOG_EVERY": settings.report_every,
-        "METRICS_EVERY": settings.metrics_every * _pick(COUNTS_METRICS, settings, "metrics"),
+        "METRICS_EVERY": settings.metrics_every * _pick(has_metrics, settings, "metrics"),
         "CHECKPOINT_EVERY": settings.checkpoint_every,
     }
     if settings.memory_format != Settings.memory_format:
         values["MEMORY_FORMAT"] = Code("torch.channels_last")
     if values["PROGRESS_BAR"]:
-        values["PROGRESS_LOSS"] = SHOWS_LOSS.get(settings.progress_bar, False)
+        values["PROGRESS_LOSS"] = {"tqdm_loss": True}.get(settings.progress_bar, False)
     if settings.checkpoint_every:
         values["CHECKPOINT_IN_THREAD"] = _pick(
             {"sync": False, "thread": True}, settings, "checkpoint_writer"
@@ -302,7 +305,8 @@ def _loop(settings: Settings) -> dict[str, object]:
     if settings.report_every:
         check_sink(settings.report_to)
         sink = settings.report_to.removesuffix(IN_THREAD)
-        values["LOG_HANDLER"] = Code(LOG_HANDLERS.get(sink, TO_A_SERVER))
+        to_a_server = "logging.handlers.HTTPHandler('localhost:8000', '/', 'POST')"
+        values["LOG_HANDLER"] = Code(LOG_HANDLERS.get(sink, to_a_server))
         values["LOG_IN_THREAD"] = sink != settings.report_to
         values["LOG_LOSS"] = settings.report_loss
     return values

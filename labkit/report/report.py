@@ -53,8 +53,7 @@ if TYPE_CHECKING:
 
 Pairs = list[tuple[str, str]]
 
-REPORT, INDEX, FIGURES = "report", "index", "figures"
-STATUS = {"cancelled": "was cancelled", "failed": "failed", "running": "is not finished"}
+FIGURES = "figures"  # the folder beside a report in Markdown
 
 
 def report(
@@ -81,6 +80,10 @@ def report(
     Raises:
         ValueError: there is no run.
         OSError: the folder cannot be written; the message says what to do.
+
+    Examples:
+        >>> [file.name for file in lab.report(run, markdown=False)]
+        ['report.html']
     """
     is_index = runs is None
     chosen = _newest_to_show(results) if is_index else runs
@@ -98,7 +101,7 @@ def report(
         to = runs[0].folder
     else:
         to = unused(Path(results) / REPORTS / time.strftime("%Y%m%dT%H%M%SZ", time.gmtime()))
-    name = INDEX if is_index else REPORT
+    name = "index" if is_index else "report"
     page: dict[str, Any] = {
         "sections": [facts(run) for run in runs],
         "overview": overview(runs) if len(runs) > 1 else None,
@@ -300,7 +303,8 @@ def _unfinished(info: RunInfo) -> str:
     if info.status == "finished":
         return ""
     why = f": {info.reason}" if info.reason else ""
-    status = STATUS.get(info.status, f"is {info.status}")
+    words = {"cancelled": "was cancelled", "failed": "failed", "running": "is not finished"}
+    status = words.get(info.status, f"is {info.status}")
     return f"This run {status}{why}. Only completed trials count."
 
 

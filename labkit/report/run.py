@@ -242,6 +242,10 @@ def resume(
         ValueError: a part of it is not known here, its data changed, or it began on another
             machine.
         RuntimeError: another run is in progress in this process, or another process has this one.
+
+    Examples:
+        >>> lab.resume(run.folder, progress=False).info.status
+        'finished'
     """
     return _as_run(runner.resume(folder, cancel=cancel, progress=progress))
 
@@ -289,6 +293,11 @@ def open_shared(file: Path | str, results: Path | str = "results") -> Run:
     Raises:
         FileNotFoundError: there is no such file.
         ValueError: it is not what `Run.share` writes, or is of a newer labkit.
+
+    Examples:
+        >>> file = run.share("colleague.labkit")
+        >>> lab.open_shared(file).info.experiment
+        'preprocessing'
     """
     return _as_run(share.open_shared(file, results))
 

@@ -27,11 +27,6 @@ from labkit.records import EPOCHS, ROOFLINE, UNKNOWN, ProvedRates, Provenance, R
 from labkit.runs.store import StoredRun, readable_reason
 from labkit.settings import CORRECTED, MODES
 
-# Labels of variants whose work is not the same as the baseline's.
-OF_WORK = ("images", "loss", "precision", "training loop", "ranks")
-REVISION_SHOWN = 7  # characters of a commit, as git shows it
-
-
 # --- a run ------------------------------------------------------------------------------
 
 
@@ -101,7 +96,7 @@ def checks(summary: Summary) -> list[str]:
 
     Returns:
         Lines such as "simulated GPU: 99.7 % busy with a free loader (required: 99 %)";
-        empty where nothing stands in.
+        empty where nothing is simulated.
     """
     sentences, info, calibration = [], summary.info, summary.calibration
     if calibration.free_loader_au is not None:
@@ -289,7 +284,7 @@ def revision(provenance: Provenance) -> str:
     """Return the commit of labkit that measured, "" where it is not known."""
     changed = " with changes" * bool(provenance.dirty)
     commit = provenance.revision
-    return "" if commit == UNKNOWN else f"labkit {commit[:REVISION_SHOWN]}{changed}"
+    return "" if commit == UNKNOWN else f"labkit {commit[:7]}{changed}"
 
 
 def _versions(info: RunInfo) -> list[str]:
@@ -400,6 +395,8 @@ def proofs(summary: Summary) -> list[str]:
         epoch 2 from memory", then simulated hardware, outliers and trials that were left out.
     """
     text_by_variant, n = {}, summary.n_blocks
+    # Labels of variants whose work is not the same as the baseline's.
+    of_work = ("images", "loss", "precision", "training loop", "ranks")
     for row in summary.rows:
         if row.normalized_time is None:
             continue
@@ -411,7 +408,7 @@ def proofs(summary: Summary) -> list[str]:
             f"{row.blocks} of {n} blocks" if row.blocks < n else "",
             noise,
             _cache(row),
-            *(row.labels.get(kind, "") for kind in OF_WORK if kind not in summary.labels),
+            *(row.labels.get(kind, "") for kind in of_work if kind not in summary.labels),
             *_own_hardware(summary, row),
             _outliers(row),
             _disturbed(row),

@@ -40,12 +40,6 @@ from labkit.steady_rate import fewest_batches
 FILE = "calibration.json"
 # The documents' 39 % need a device at least 1.64 times as fast as the loader (EVIDENCE 2).
 TIMES_THE_REFERENCE = 2
-# The documents' original pipeline; data and input size come from the run.
-REFERENCE = Settings(
-    decoder="opencv", preprocessor="loops", loader="torch", num_workers=2, batch_size=8,
-    cache="warm", device="cpu", step="nothing", pin_memory=False,
-)  # fmt: skip
-REFERENCE_IMAGES = 512  # a second's worth on most machines; epochs are repeated on faster ones
 PROCESS_S = 1.0
 LONGEST_S = 30.0
 
@@ -215,19 +209,30 @@ def _reference_rates(
     settings: Settings, ask: Ask, progress: bool, say: Callable[[str], None]
 ) -> tuple[list[float], dict]:
     """Measure the reference's loading rate in separate processes, and return its settings."""
+    # The documents' original pipeline, with the run's data and input size.
     as_it_is = original(settings)
-    reference = replace(
-        REFERENCE,
-        data=as_it_is.data,
-        packing=as_it_is.packing,
-        storage_format=as_it_is.storage_format,
-        input_px=settings.input_px,
+    reference = complete_here(
+        Settings(
+            data=as_it_is.data,
+            packing=as_it_is.packing,
+            storage_format=as_it_is.storage_format,
+            input_px=settings.input_px,
+            decoder="opencv",
+            preprocessor="loops",
+            loader="torch",
+            num_workers=2,
+            batch_size=8,
+            cache="warm",
+            device="cpu",
+            step="nothing",
+            pin_memory=False,
+        )
     )
-    reference = complete_here(reference)
-    which = {"start": 0, "stop": REFERENCE_IMAGES, "decoders": [reference.decoder]}
+    wanted = 512  # a second's worth on most machines; epochs are repeated on faster ones
+    which = {"start": 0, "stop": wanted, "decoders": [reference.decoder]}
     bad, _ = ask("find_bad_images", settings=reference, **which)
     excluded = [index for index, _ in bad]
-    images = min(REFERENCE_IMAGES, len(open_data(settings))) - len(excluded)
+    images = min(wanted, len(open_data(settings))) - len(excluded)
     # Few images still make enough batches.
     most = images // fewest_batches(reference.num_workers)
     batch_size = max(min(reference.batch_size, most), 1)

@@ -51,9 +51,6 @@ from labkit.runs.staging import why_not_throttled
 from labkit.runs.store import StoredRun
 from labkit.settings import CORRECTED, MODES, Mode, Settings, pick
 
-# Variants that differed in these would do different work.
-SAME_FOR_ALL = ("data", "images", "subset", "seed", "epochs", "on_bad_image")
-
 
 class BaselineSkipped(RuntimeError):  # noqa: N818 - no error: it is shown as skipped
     """No baseline can run on this machine, and so nothing of the experiment."""
@@ -236,7 +233,7 @@ def _describe_data(data: str, reader: Reader) -> Data:
 
 def _check_equal_work(variants: Mapping[str, Settings]) -> None:
     """Refuse variants whose settings ask for different work, whether or not they run here."""
-    for name in SAME_FOR_ALL:
+    for name in ("data", "images", "subset", "seed", "epochs", "on_bad_image"):
         values = sorted({str(getattr(settings, name)) for settings in variants.values()})
         if len(values) > 1:
             raise ValueError(

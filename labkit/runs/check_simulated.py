@@ -131,7 +131,7 @@ def check_rates(
 
 
 def check_link(settings: Settings, excluded: frozenset[int] = frozenset()) -> list[dict[str, Any]]:
-    """Measure what a modelled link between ranks delivers; as `check_rates`."""
+    """Measure what a simulated link between ranks delivers; as `check_rates`."""
     link, delivered = Link(settings), []
 
     def measure(ranks: Ranks) -> None:

@@ -38,7 +38,6 @@ class TrialKilled(TrialFailed):
     """A process was killed or ended without an answer: the job may succeed when it is run again."""
 
 
-ERRORS = {"skipped": Skip, "failed": TrialFailed, "killed": TrialKilled}
 # The server that waits for the next launcher, its temporary folder, and what it was started with.
 _ready: tuple[subprocess.Popen, str | None, dict[str, Any]] | None = None
 
@@ -118,7 +117,8 @@ class Launcher:
             self.close()
         if answer["outcome"] == "done":
             return answer["value"]
-        raise ERRORS[answer["outcome"]](answer["value"])
+        errors = {"skipped": Skip, "failed": TrialFailed, "killed": TrialKilled}
+        raise errors[answer["outcome"]](answer["value"])
 
     def close(self) -> None:
         """End the server; it ends the job it may be running."""

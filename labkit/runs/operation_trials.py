@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from itertools import groupby
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from statistics import fmean
 from typing import Any
 
@@ -25,11 +25,11 @@ import numpy as np
 
 from labkit import units
 from labkit.analysis.thresholds import DECODED_TOLERANCE_LEVELS
-from labkit.contracts import Annotation, Cancelled, Content, Sample, Skip
+from labkit.contracts import Annotation, Cancelled, Content, Sample, Skip, as_part
 from labkit.machine.clock import Clock, SystemClock
 from labkit.machine.disturbance import disturbance, since
 from labkit.parts import operations
-from labkit.parts.decoding import DECODERS
+from labkit.parts.decoding import DECODERS, Decoder
 from labkit.parts.operations import Labels, Operation, Picture, make_configuration, make_picture
 from labkit.parts.preprocessing import PREPROCESSORS
 from labkit.pipeline import shuffled_images
@@ -43,19 +43,23 @@ from labkit.settings import Settings
 
 # Seconds that a variant's repeats in a round take together, at least.
 ROUND_S = {"quick": 0.005, "document": 0.02, "full": 0.02}
-# Seconds of a trial on average, with what a group's process does before the first: an estimate
-# from the operations' times in earlier runs on two cores.
-TRIAL_S = {"quick": 0.012, "document": 0.12, "full": 0.04}
 LOOK_UPS = "look-ups per image"  # a label of the trials that have some
-
-OPERATIONS: dict[tuple[str, str], Operation] = {
-    **{
-        ("decode", library): Operation(lambda picture: picture.jpeg, DECODERS[library])
-        for library in ("pillow", "opencv", "simplejpeg", "kornia_rs", "torchvision")
-    },
-    **operations.OPERATIONS,
-}
 SAMPLE = "one sample"
+
+
+def all_operations() -> dict[tuple[str, str], Operation]:
+    """Return every operation: (operation, library or way) -> `Operation`.
+
+    An operation's first library is its baseline.  Decoding has every decoder in `DECODERS`, the
+    user's own too, but scaled ones: they return fewer pixels.
+    """
+    whole = [name for name in DECODERS if not as_part(Decoder, DECODERS[name]).scaled]
+    whole.sort(key=lambda name: name != "pillow")
+    return {
+        **{("decode", name): Operation(attrgetter("jpeg"), DECODERS[name]) for name in whole},
+        **operations.OPERATIONS,
+        (SAMPLE, "decoded and preprocessed"): Operation(tuple, load_sample),
+    }
 
 
 def load_sample(given: tuple[int, bytes, Annotation]) -> np.ndarray:
@@ -68,13 +72,9 @@ def load_sample(given: tuple[int, bytes, Annotation]) -> np.ndarray:
     return np.ascontiguousarray(arrays["image"])
 
 
-LOOKUPS: dict[tuple[str, str], Operation] = {
-    **operations.LOOKUPS,
-    (SAMPLE, "decoded and preprocessed"): Operation(tuple, load_sample),
-}
-
 # How closely the outputs of two libraries must agree: the largest difference of one value, in grey
 # levels down to rotate, in values of 0..1 or -2..3 after it; and the share of values so close.
+# Look-ups must return the same.
 AGREEMENTS: dict[str, tuple[float, float]] = {
     # The JPEG standard leaves the interpolation of chroma open; swapped channels differ everywhere.
     "decode": (DECODED_TOLERANCE_LEVELS, 0.9),
@@ -88,7 +88,6 @@ AGREEMENTS: dict[str, tuple[float, float]] = {
     # float32: a division against a multiplication by the reciprocal.
     "to-tensor": (1e-6, 1.0),
     "normalize": (1e-5, 1.0),
-    **dict.fromkeys((name for name, _ in LOOKUPS), (0, 1.0)),
 }
 
 
@@ -183,14 +182,17 @@ def compare_operations(
     """
     verdicts: dict[str, tuple[str, str]] = {}
     references: dict[tuple, tuple[str, np.ndarray]] = {}
+    known = all_operations()
     for label, task in tasks.items():
         name, library, *size = task.values()
-        operation = (OPERATIONS | LOOKUPS)[name, library]
         try:
+            if (name, library) not in known:
+                raise Skip(f"{name} by {library!r} is not known here; add it again, and resume")
+            operation = known[name, library]
             given = make_inputs(settings, name, *size)[0]
             output = np.asarray(operation.run(operation.prepare(given)))
             other, reference = references.setdefault((name, *size), (library, output))
-            if apart := difference(output, reference, AGREEMENTS[name]):
+            if apart := difference(output, reference, AGREEMENTS.get(name, (0, 1.0))):
                 raise ValueError(f"not the same work as {other}: {apart}")
         except (Skip, ImportError) as error:
             verdicts[label] = ("skipped", str(error))
@@ -299,11 +301,12 @@ def time_operations(
     _use_one_thread()
     verdicts = compare_operations(settings, tasks)
     timed: dict[str, Timed] = {}
+    known = all_operations()
     labels: dict[str, dict[str, str]] = {}
     for label, task in tasks.items():
         if verdicts[label][0] == "ok":
             name, library, *size = task.values()
-            operation = (OPERATIONS | LOOKUPS)[name, library]
+            operation = known[name, library]
             given = make_inputs(settings, name, *size)
             inputs = [operation.prepare(one) for one in given]
             timed[label] = Timed.of(operation.run, inputs, seconds, SystemClock())

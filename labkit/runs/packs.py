@@ -45,8 +45,6 @@ Stored = tuple[str, Content, Annotation]
 COST = "cost.json"  # file of a pack with the cost of making it
 # Storage format -> what is stored for an image that cannot be read; no bytes in other formats.
 UNREADABLE: dict[str, Content] = {PIXELS: np.zeros((0, 0, 3), np.uint8), SAMPLE: {}}
-NO_BOXES = Annotation(boxes_xyxy=np.zeros((0, 4), np.float32), category_ids=np.zeros(0, np.int64))
-JPEG_QUALITY = 95  # about that of ImageNet's files
 
 
 # --- what is done to an image ---------------------------------------------------------------
@@ -85,7 +83,10 @@ class Converter:
             if settings.on_bad_image == "stop":
                 raise
             # The other images keep their numbers; each run finds this one, too, and leaves it out.
-            return reader.name(i), UNREADABLE.get(settings.storage_format, b""), NO_BOXES
+            no_boxes = Annotation(
+                boxes_xyxy=np.zeros((0, 4), np.float32), category_ids=np.zeros(0, np.int64)
+            )
+            return reader.name(i), UNREADABLE.get(settings.storage_format, b""), no_boxes
         if settings.storage_format == JPEG:
             return reader.name(i), content, annotation
         if settings.storage_format == SAMPLE:
@@ -140,11 +141,11 @@ def scale(image_rgb: np.ndarray, annotation: Annotation, px: int) -> tuple[np.nd
 
 
 def encode_jpeg(image_rgb: np.ndarray) -> bytes:
-    """Compress (H, W, 3) uint8 RGB as a JPEG of quality `JPEG_QUALITY`."""
+    """Compress (H, W, 3) uint8 RGB as a JPEG of quality 95, about that of ImageNet's files."""
     import cv2
 
     bgr = cv2.cvtColor(image_rgb, cv2.COLOR_RGB2BGR)
-    _, jpeg = cv2.imencode(".jpg", bgr, [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY])
+    _, jpeg = cv2.imencode(".jpg", bgr, [cv2.IMWRITE_JPEG_QUALITY, 95])
     return jpeg.tobytes()
 
 

@@ -74,24 +74,24 @@ def _complete(run: ActiveRun, trials: list[AnyTrial]) -> StoredRun:
     for note in run.info.notes:
         run.progress.say(note)
     # The processes end before the cleanup: they may still read what it removes.
-    with _status_saved(run), ExitStack() as cleanup, run.launcher:
+    with _save_status(run), ExitStack() as cleanup, run.launcher:
         run.check_baselines()
-        is_new, is_operation = run.info.calibration is None, run.info.kind == OPERATION
-        if is_operation:  # each group is checked by the process that times it
+        is_new = run.info.calibration is None
+        times_operations = run.info.kind == OPERATION
+        if times_operations:  # there is nothing to prepare: who times a group also checks it
             run.save(calibration=Calibration())
         else:
             prepare_epochs(run, cleanup)
         if is_new:
             say_forecast(run)
-        if is_operation:
-            run_operations(run, trials)
-        else:
-            run_blocks(run, trials)
+        measure = run_operations if times_operations else run_blocks
+        measure(run, trials)
     return load_run(run.folder)
 
 
 @contextmanager
-def _status_saved(run: ActiveRun) -> Iterator[None]:
+def _save_status(run: ActiveRun) -> Iterator[None]:
+    """Save how a run ends: finished, cancelled, or failed with the reason."""
     run.save(status="running", reason="")
     try:
         yield

@@ -48,7 +48,6 @@ JOBS = {
     "search_on_cuda": "labkit.runs.largest_batch",
     "time_operations": "labkit.runs.operation_trials",
 }
-SETTINGS = {field.name for field in fields(Settings)}
 # The kernel's out-of-memory killer does not say why it killed a process.
 IF_OUT_OF_MEMORY = "if the kernel ran out of memory, use fewer workers or a smaller batch_size"
 # Taken for good by a job that is being ended: what it makes of its killed workers is no answer.
@@ -144,8 +143,9 @@ def run_once() -> None:
 
 def _parse(line: bytes) -> dict:
     """Read a request; a JSON object with exactly the fields of `Settings` becomes one."""
+    names = {field.name for field in fields(Settings)}
     return json.loads(
-        line, object_hook=lambda values: Settings(**values) if values.keys() == SETTINGS else values
+        line, object_hook=lambda values: Settings(**values) if values.keys() == names else values
     )
 
 

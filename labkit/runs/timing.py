@@ -76,70 +76,72 @@ def time_epoch(
         callbacks: called between the steps.
 
     Returns:
-        Raw seconds, steps, images and bytes; the last batch, None in an epoch without steps; the
-        ids of the images that the loader delivered.
+        The epoch; its last batch, None in an epoch without steps; and the ids of the images that
+        the loader delivered.
     """
     now = clock.now
     sync_every = pipeline.settings.sync_every
     forward, backward = pipeline.forward, pipeline.step.backward
     device: Any = pipeline.device  # only the simulated one has `compute_s`
-    computed_s = device.compute_s if device.is_simulated else None
-    loader, timed = _TimedLoader(pipeline.loader, clock), _TimedDevice(device, clock)
-    next_s = forward_s = backward_s = callbacks_s = sync_s = 0.0
+    compute_before_s = device.compute_s if device.is_simulated else None
+    loader, timed_device = _TimedLoader(pipeline.loader, clock), _TimedDevice(device, clock)
+    forward_s = backward_s = callbacks_s = sync_s = transfer_before_s = 0.0
     steps = images = 0
     waits_s: list[float] = []
     arrivals_s: list[float] = []
-    handed_s = 0.0
     batch = None
-    start_s = ready_s = now()
-    for batch in pipeline.batches(loader, timed):
-        arrived_s = now()
-        arrivals_s.append(arrived_s - start_s)
-        next_s += arrived_s - ready_s
-        waits_s.append(arrived_s - ready_s - (timed.transfer_s - handed_s))
-        handed_s = timed.transfer_s
+    start_s = phase_begins_s = now()
+    # Each phase begins when the one before it ends.
+    for batch in pipeline.batches(loader, timed_device):
+        batch_arrives_s = now()
+        arrivals_s.append(batch_arrives_s - start_s)
+        transfer_s = timed_device.transfer_s - transfer_before_s
+        transfer_before_s = timed_device.transfer_s
+        waits_s.append(batch_arrives_s - phase_begins_s - transfer_s)
         images += len(batch["sample_id"])
         steps += 1
         loss = forward(batch)
-        stepped_s = now()
-        forward_s += stepped_s - arrived_s
+        forward_ends_s = now()
+        forward_s += forward_ends_s - batch_arrives_s
         if backward is not None:
             backward(loss)
-        ready_s = now()
-        backward_s += ready_s - stepped_s
+        phase_begins_s = now()
+        backward_s += phase_begins_s - forward_ends_s
         if callbacks:
             callbacks.after_step(batch)
-            called_s = now()
-            callbacks_s += called_s - ready_s
-            ready_s = called_s
+            callbacks_end_s = now()
+            callbacks_s += callbacks_end_s - phase_begins_s
+            phase_begins_s = callbacks_end_s
         if sync_every and steps % sync_every == 0:
             device.synchronize()
-            synced_s = now()
-            sync_s += synced_s - ready_s
-            ready_s = synced_s
+            sync_ends_s = now()
+            sync_s += sync_ends_s - phase_begins_s
+            phase_begins_s = sync_ends_s
+    # The loader has stopped its workers by now.
     if callbacks:
-        stopped_s = now()
+        phase_begins_s = now()
         callbacks.finish()
-        callbacks_s += now() - stopped_s
-    ended_s = now()  # the loader has also stopped its workers by now
+        callbacks_s += now() - phase_begins_s
+    phase_begins_s = now()
     device.synchronize()  # queued work belongs to this epoch
     end_s = now()
+    sync_s += end_s - phase_begins_s
     if waits_s:
         waits_s[0] -= loader.startup_s
     epoch = Epoch(
         epoch_s=end_s - start_s,
         startup_s=loader.startup_s,
         first_batch_s=arrivals_s[0] if arrivals_s else 0.0,
-        wait_s=max(next_s - timed.transfer_s - loader.startup_s, 0.0),
-        transfer_s=timed.transfer_s,
+        wait_s=max(sum(waits_s), 0.0),
+        transfer_s=timed_device.transfer_s,
         forward_s=None if device.is_simulated else forward_s,
         backward_s=None if device.is_simulated else backward_s,
         launch_s=forward_s if device.is_simulated else None,
-        sync_s=sync_s + end_s - ended_s,
+        sync_s=sync_s,
         steps=steps,
         images=images,
-        batch_bytes=timed.batch_bytes,
-        compute_s=device.compute_s - computed_s if device.is_simulated else None,
+        batch_bytes=timed_device.batch_bytes,
+        compute_s=device.compute_s - compute_before_s if device.is_simulated else None,
         callbacks_s=callbacks_s if callbacks else None,
         waits_s=tuple(round(max(wait_s, 0.0), 6) for wait_s in waits_s),
         arrivals_s=tuple(round(arrived_s, 6) for arrived_s in arrivals_s),

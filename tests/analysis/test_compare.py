@@ -57,7 +57,7 @@ def test_pairs_share_one_error_rate_but_for_those_that_stand_alone():
     pairs = dict.fromkeys("abcdefgh", (faster, base))
     verdicts = {key: one.verdict for key, one in compare(pairs, judged=True).items()}
     assert set(verdicts.values()) == {"inconclusive"}
-    compared = compare(pairs, judged=True, alone="bcdefgh")
+    compared = compare(pairs, judged=True, unjudged="bcdefgh")
     assert (compared["a"].verdict, compared["a"].level) == ("faster", 0.05)
     assert {(compared[key].verdict, compared[key].level) for key in "bcdefgh"} == {("", 0.05)}
 

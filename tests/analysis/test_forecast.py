@@ -12,6 +12,7 @@ from fakes import fake_info, fake_trial, fake_trials
 
 from labkit.analysis.forecast import forecast, noise_of
 from labkit.analysis.statistics import detectable_share
+from labkit.records import OperationTrial
 from labkit.resolve import gather_facts
 from labkit.runs.store import earlier_runs, load_run
 from labkit.settings import Settings
@@ -104,3 +105,19 @@ def test_what_is_no_run_of_this_lab_is_no_obstacle(tmp_path):
     strange.mkdir()
     (strange / "run.json").write_text("{half")
     assert expect(tmp_path).noise == pytest.approx(0.01)
+
+
+def test_operations_take_at_least_their_rounds_or_what_they_took_in_the_last_run(tmp_path):
+    variants = {name: Settings(device="cpu") for name in VARIANTS}
+    expected = expect(tmp_path, variants=variants, round_s=0.02)
+    assert (expected.total_s, expected.timed) == (pytest.approx(40 * 0.02), False)
+    assert str(expected).startswith("At least ")
+    trials = [
+        OperationTrial(
+            variant="base", block=0, position=0, role=role, status="ok", image_s=0.005, calls=8
+        )
+        for role in ("A1", "A2")
+    ]
+    leave_run(tmp_path, trials, kind="operation")
+    expected = expect(tmp_path, variants=variants, round_s=0.02)
+    assert (expected.total_s, expected.timed) == (pytest.approx(40 * 0.04), False)

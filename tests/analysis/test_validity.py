@@ -54,8 +54,8 @@ def test_a_machine_is_disturbed_for_three_reasons_and_no_other(log, reason):
 def test_other_programs_may_take_a_tenth_of_the_machines_cores(cores, others, is_disturbed):
     log = {"other_cores": others}
     assert bool(why_disturbed(log, cores)) is is_disturbed
-    found = disturbed_blocks([fake_logged(fake_trial("v", 0), **log)], cores)
-    assert bool(found) is is_disturbed
+    blocks = disturbed_blocks([fake_logged(fake_trial("v", 0), **log)], cores)
+    assert bool(blocks) is is_disturbed
 
 
 def test_trials_too_short_for_the_kernels_counters_are_judged_together():
@@ -84,15 +84,15 @@ def swaps(trial):
 
 def test_what_one_variant_does_again_and_again_is_a_result_and_no_disturbance():
     often = {("v", block, ""): swaps for block in range(7)}
-    found = found_in(blocks_of(range(8), changed=often))
-    assert (found.disturbed, found.swapping) == ({}, {"v": "swapped in 7 of 8 trials"})
-    assert list(found.runs["v"]) == [*range(8)]
+    valid = valid_of(blocks_of(range(8), changed=often))
+    assert (valid.disturbed, valid.swapping) == ({}, {"v": "swapped in 7 of 8 trials"})
+    assert list(valid.runs["v"]) == [*range(8)]
     # What happens now and then, or to all variants, is the machine's state.
     now_and_then = {("v", block, ""): swaps for block in (1, 4)}
-    found = found_in(blocks_of(range(8), changed=now_and_then))
-    assert (list(found.disturbed), found.swapping) == ([1, 4], {})
-    found = found_in(list(map(swaps, blocks_of(range(8)))))
-    assert (list(found.disturbed), found.swapping) == ([*range(8)], {})
+    valid = valid_of(blocks_of(range(8), changed=now_and_then))
+    assert (list(valid.disturbed), valid.swapping) == ([1, 4], {})
+    valid = valid_of(list(map(swaps, blocks_of(range(8)))))
+    assert (list(valid.disturbed), valid.swapping) == ([*range(8)], {})
 
 
 # --- what counts ----------------------------------------------------------------------------
@@ -117,59 +117,59 @@ def busy(trial):
     return fake_logged(trial, **BUSY)
 
 
-def found_in(trials, *, mode="full", blocks=None, **more):
+def valid_of(trials, *, mode="full", blocks=None, **more):
     info = fake_info(["base", "v", "w"], mode=mode, blocks=blocks or 0, **more)
     return valid_trials(info, trials)
 
 
-def keys(found):
+def keys(valid):
     """Which trials count, as a set of (variant, block, role, place in the run)."""
-    base = {(t.variant, b, t.role) for b, runs in found.base_runs[""].items() for t in runs}
-    return base | {(name, b, "") for name, runs in found.runs.items() for b in runs}
+    base = {(t.variant, b, t.role) for b, runs in valid.base_runs[""].items() for t in runs}
+    return base | {(name, b, "") for name, runs in valid.runs.items() for b in runs}
 
 
 def test_a_doubtful_trial_of_a_variant_costs_only_itself():
-    found = found_in(blocks_of(range(3), changed={("v", 1, ""): not_cold}))
-    assert sorted(found.blocks) == [0, 1, 2]
-    assert {name: list(runs) for name, runs in found.runs.items()} == {"v": [0, 2], "w": [0, 1, 2]}
-    assert found.cache_violations == {"v": ("not cold: 50.0 % of the files were in memory",)}
-    assert found.disturbed == {}
+    valid = valid_of(blocks_of(range(3), changed={("v", 1, ""): not_cold}))
+    assert sorted(valid.blocks) == [0, 1, 2]
+    assert {name: list(runs) for name, runs in valid.runs.items()} == {"v": [0, 2], "w": [0, 1, 2]}
+    assert valid.cache_violations == {"v": ("not cold: 50.0 % of the files were in memory",)}
+    assert valid.disturbed == {}
 
 
 @pytest.mark.parametrize("role", ["A1", "A2"])
 def test_a_doubtful_trial_of_the_baseline_costs_its_block(role):
-    found = found_in(blocks_of(range(3), changed={("base", 1, role): not_cold}))
-    assert sorted(found.blocks) == [0, 2]
-    assert {name: list(runs) for name, runs in found.runs.items()} == {"v": [0, 2], "w": [0, 2]}
-    assert found.cache_violations == {"base": ("not cold: 50.0 % of the files were in memory",)}
+    valid = valid_of(blocks_of(range(3), changed={("base", 1, role): not_cold}))
+    assert sorted(valid.blocks) == [0, 2]
+    assert {name: list(runs) for name, runs in valid.runs.items()} == {"v": [0, 2], "w": [0, 2]}
+    assert valid.cache_violations == {"base": ("not cold: 50.0 % of the files were in memory",)}
 
 
 def test_a_block_repeated_after_a_crash_counts_once_the_first_time():
     first = blocks_of(range(2))
     again = [replace(trial, machine_id="again") for trial in blocks_of(range(2))]
-    found = found_in([*first, *again, fake_trial("v", 0, status="failed")])
-    assert keys(found) == keys(found_in(first))
-    assert {t.machine_id for runs in found.base_runs[""].values() for t in runs} == {"unknown"}
-    assert {t.machine_id for runs in found.runs.values() for t in runs.values()} == {"unknown"}
+    valid = valid_of([*first, *again, fake_trial("v", 0, status="failed")])
+    assert keys(valid) == keys(valid_of(first))
+    assert {t.machine_id for runs in valid.base_runs[""].values() for t in runs} == {"unknown"}
+    assert {t.machine_id for runs in valid.runs.values() for t in runs.values()} == {"unknown"}
 
 
 def test_disturbed_blocks_are_left_out_only_where_enough_others_remain():
     disturbed = {("w", block, ""): busy for block in (1, 4)}
-    found = found_in(blocks_of(range(8), changed=disturbed))
-    assert found.are_disturbed_left_out and found.blocks == {0, 2, 3, 5, 6, 7}
-    assert {name: list(runs) for name, runs in found.left_out_runs.items()} == {
+    valid = valid_of(blocks_of(range(8), changed=disturbed))
+    assert valid.are_disturbed_left_out and valid.blocks == {0, 2, 3, 5, 6, 7}
+    assert {name: list(runs) for name, runs in valid.left_out_runs.items()} == {
         "v": [1, 4],
         "w": [1, 4],
     }
-    found = found_in(blocks_of(range(7), changed=disturbed))
-    assert not found.are_disturbed_left_out and len(found.blocks) == 7
-    assert found.undisturbed == {0, 2, 3, 5, 6}
+    valid = valid_of(blocks_of(range(7), changed=disturbed))
+    assert not valid.are_disturbed_left_out and len(valid.blocks) == 7
+    assert valid.undisturbed == {0, 2, 3, 5, 6}
 
 
 def test_blocks_that_an_earlier_version_measured_in_addition_count_like_the_others():
     # Of 6 planned blocks, 6 to 8 once replaced disturbed ones, and 12 to 17 were a second attempt.
-    found = found_in(blocks_of([*range(9), *range(12, 18)]), blocks=6)
-    assert found.blocks == {*range(9), *range(12, 18)}
+    valid = valid_of(blocks_of([*range(9), *range(12, 18)]), blocks=6)
+    assert valid.blocks == {*range(9), *range(12, 18)}
 
 
 keyed = st.tuples(
@@ -192,12 +192,12 @@ def test_what_counts_does_not_depend_on_any_time(rows, mode):
             labels = {"cache": "cold"}
             trial = fake_trial(variant, block, role, both[which], status=status, labels=labels)
             trials.append(replace(change(trial), machine_id=str(number)))
-        found = found_in(trials, mode=mode, blocks=6)
-        base = {b: [t.machine_id for t in runs] for b, runs in found.base_runs[""].items()}
+        valid = valid_of(trials, mode=mode, blocks=6)
+        base = {b: [t.machine_id for t in runs] for b, runs in valid.base_runs[""].items()}
         others = {
-            name: {b: t.machine_id for b, t in runs.items()} for name, runs in found.runs.items()
+            name: {b: t.machine_id for b, t in runs.items()} for name, runs in valid.runs.items()
         }
-        return base, others, found.disturbed, found.cache_violations
+        return base, others, valid.disturbed, valid.cache_violations
 
     rows_numbered = [(number, *row) for number, row in enumerate(rows)]
     assert run(0) == run(1)

@@ -31,12 +31,12 @@ with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as
     child.stdout.readline()
     with_child = tree_pss_bytes()
     child.communicate(b"\\n")
-found = {{"child": with_child - tree_pss_bytes()}}
+measured = {{"child": with_child - tree_pss_bytes()}}
 
 before = tree_pss_bytes()
 echo = "\\nfor line in sys.stdin: print(line, end='', flush=True)"
 helper = Helper("the echo", ["-c", HOLD.replace("; print(flush=True)", echo)], {{}})
-found["helper"] = tree_pss_bytes() - before
+measured["helper"] = tree_pss_bytes() - before
 helper.close()
 
 with mmap.mmap(-1, {50 * MB}) as shared:
@@ -49,19 +49,19 @@ with mmap.mmap(-1, {50 * MB}) as shared:
         os.read(done[0], 1)
         os._exit(0)
     os.read(ready[0], 1)
-    found["shared"] = tree_pss_bytes() - before
+    measured["shared"] = tree_pss_bytes() - before
     os.write(done[1], b"x")
     os.wait()
-print(json.dumps(found))
+print(json.dumps(measured))
 """
 
 
 def test_children_count_helpers_do_not_and_what_two_share_counts_once():
     done = subprocess.run([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, check=True)
-    found = json.loads(done.stdout)
-    assert found["child"] >= 40 * MB
-    assert found["helper"] < 25 * MB
-    assert found["shared"] < 25 * MB
+    measured = json.loads(done.stdout)
+    assert measured["child"] >= 40 * MB
+    assert measured["helper"] < 25 * MB
+    assert measured["shared"] < 25 * MB
 
 
 def test_a_watch_sees_memory_and_shared_memory(tmp_path, monkeypatch):

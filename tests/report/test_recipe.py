@@ -623,7 +623,7 @@ REFUSED = {
     ),
     "decoder unknown here": (
         lambda: recipe_of(decoder="mine"),
-        r"decoder of a recipe must be one of .*, got 'mine'$",
+        r"decoder of a recipe must be one of .*, got 'mine'; take the recipe of a variant with ",
     ),
     "sink unknown here": (
         lambda: recipe_of(report_every=1, report_to="mine"),
@@ -652,7 +652,7 @@ REFUSED = {
     **{
         loader: (
             lambda loader=loader: recipe_of(loader=loader),
-            rf"loader of a recipe must be one of .*, got '{loader}'$",
+            rf"loader of a recipe must be one of .*, got '{loader}'; take ",
         )
         for loader in OUTSIDE
     },

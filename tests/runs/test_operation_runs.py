@@ -5,6 +5,8 @@ import pickle
 import re
 from pathlib import Path
 
+import cv2
+import numpy as np
 import pytest
 from fake_runs import cancelled_after_a_row, fake_grouped_run
 from figure_checks import check_texts_are_whole_and_apart, everything_written
@@ -18,6 +20,7 @@ from labkit.report.run import Run
 from labkit.runs.active_run import ActiveRun
 from labkit.runs.check_run import check_resumable, check_run
 from labkit.runs.launcher import TrialKilled
+from labkit.runs.operation_trials import compare_operations
 
 EXAMPLES = Path(__file__).parents[2] / "results" / "examples" / "2-cores-simulated"
 GROUPS = ("decode, 320×240", "crop, 320×240")
@@ -110,6 +113,39 @@ def test_a_cancelled_run_keeps_its_finished_groups_and_is_completed(photos, tmp_
     timed = [(t.variant, t.block, t.role) for t in completed.trials if t.status == "ok"]
     assert len(timed) == len(set(timed))
     assert {completed.info.group_of(name) for name, _, _ in timed} == set(GROUPS)
+
+
+# --- a decoder of the user's own ------------------------------------------------------------
+
+
+def own_decoder(jpeg):
+    return cv2.imdecode(np.frombuffer(jpeg, np.uint8), cv2.IMREAD_COLOR_RGB)
+
+
+def swapped(jpeg):
+    return np.ascontiguousarray(own_decoder(jpeg)[..., ::-1])
+
+
+def test_decoders_of_the_users_own_are_timed_if_they_do_the_same_work(
+    photos, tmp_path, monkeypatch
+):
+    monkeypatch.setitem(lab.DECODERS, "mine", own_decoder)
+    monkeypatch.setitem(lab.DECODERS, "swapped", swapped)
+    whole = lab.experiment("operations", data=str(photos))
+    own = [f"decode, 320×240: {name}" for name in ("pillow", "mine", "swapped")]
+    run = lab.run(lab.choose(whole, own), blocks=1, results=tmp_path, progress=False)
+    rows = {row.name: row for row in run.summary.rows}
+    assert rows["mine"].status == "ok" and rows["mine"].normalized_time > 0
+    assert rows["swapped"].status == "failed"
+    assert "not the same work as pillow: " in rows["swapped"].reason
+
+
+def test_an_operation_that_is_not_known_any_more_is_skipped(photos):
+    size = {"width_px": 320, "height_px": 240}
+    tasks = {"gone": {"operation": "decode", "library": "mine", **size}}
+    verdicts = compare_operations(lab.Settings(data=str(photos)), tasks)
+    reason = "decode by 'mine' is not known here; add it again, and resume"
+    assert verdicts == {"gone": ("skipped", reason)}
 
 
 # --- runs of earlier versions, which timed each operation in a process of its own ------------

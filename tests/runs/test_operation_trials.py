@@ -14,19 +14,26 @@ from jpegs import encode, photo, why_missing
 import labkit as lab
 from labkit.contracts import Annotation
 from labkit.experiments.opencv_vs_pil import SIZES_PX
+from labkit.parts import operations
 from labkit.parts.decoding import DECODERS
 from labkit.parts.operations import Operation, make_picture
 from labkit.parts.packing.folder import open_folder, write_folder
 from labkit.runs.operation_trials import (
     AGREEMENTS,
-    OPERATIONS,
+    INPUTS,
     Timed,
+    all_operations,
     compare_operations,
     difference,
     draw_labels,
     time_operations,
 )
 
+OPERATIONS = {
+    (name, library): operation
+    for (name, library), operation in all_operations().items()
+    if name not in INPUTS  # these take pictures
+}
 KEYS = [key for key in OPERATIONS if not why_missing(key[1])]
 
 
@@ -69,8 +76,8 @@ def test_results_are_copies_and_leave_what_they_were_made_of_alone(key, picture)
         assert not np.shares_memory(run(key, picture), np.frombuffer(given, np.uint8))
         return
     before = np.asarray(given).copy()
-    found = np.asarray(OPERATIONS[key].run(given))
-    assert not np.shares_memory(found, np.asarray(given))
+    result = np.asarray(OPERATIONS[key].run(given))
+    assert not np.shares_memory(result, np.asarray(given))
     assert np.array_equal(np.asarray(given), before)
 
 
@@ -105,8 +112,8 @@ def test_data_without_boxes_has_no_labels_and_the_rest_is_compared(tmp_path):
 
 def test_a_view_is_not_a_finished_crop(picture):
     view = picture.pixels[30:450, 40:600]
-    found = difference(view, view.copy(), AGREEMENTS["crop"])
-    assert found == "output must be contiguous, got a strided view"
+    apart = difference(view, view.copy(), AGREEMENTS["crop"])
+    assert apart == "output must be contiguous, got a strided view"
 
 
 def test_other_work_fails_and_a_missing_library_is_skipped(photos, monkeypatch):
@@ -120,7 +127,7 @@ def test_other_work_fails_and_a_missing_library_is_skipped(photos, monkeypatch):
         ("crop", "missing"): Operation(lambda p: p.pixels, missing),
     }
     for key, operation in table.items():
-        monkeypatch.setitem(OPERATIONS, key, operation)
+        monkeypatch.setitem(operations.OPERATIONS, key, operation)
     verdicts = compare_operations(lab.Settings(data=str(photos)), tasks_of(table))
     assert verdicts["crop same"] == ("ok", "")
     assert verdicts["crop missing"] == ("skipped", "pip install it")
@@ -139,9 +146,11 @@ def timed(inputs, seconds, slow=()):
         calls.append(gc.isenabled())
         clock.sleep(given + (len(calls) in slow))
 
-    found = Timed.of(call, inputs, seconds, clock)
+    timed_operation = Timed.of(call, inputs, seconds, clock)
     chosen = len(calls)
-    return SimpleNamespace(timed=found, chosen=chosen, call_s=found.measure(), calls=calls)
+    return SimpleNamespace(
+        timed=timed_operation, chosen=chosen, call_s=timed_operation.measure(), calls=calls
+    )
 
 
 def test_a_repeat_is_long_and_a_round_has_as_many_as_take_the_seconds_asked_for():
@@ -184,12 +193,12 @@ def planned_of(tasks, baseline, blocks=2):
 def test_a_group_is_timed_round_by_round_in_the_order_planned(photos):
     tasks = tasks_of([("crop", "pillow"), ("crop", "numpy")])
     planned = planned_of(tasks, "crop pillow")
-    found = time_operations(lab.Settings(data=str(photos)), tasks, planned, seconds=0.001)
-    assert found["verdicts"] == dict.fromkeys(tasks, ("ok", ""))
-    assert [(t.block, t.position, t.variant, t.role) for t in found["trials"]] == [
+    timed_group = time_operations(lab.Settings(data=str(photos)), tasks, planned, seconds=0.001)
+    assert timed_group["verdicts"] == dict.fromkeys(tasks, ("ok", ""))
+    assert [(t.block, t.position, t.variant, t.role) for t in timed_group["trials"]] == [
         (t["block"], t["position"], t["variant"], t["role"]) for t in planned
     ]
-    for trial in found["trials"]:
+    for trial in timed_group["trials"]:
         assert trial.calls * trial.image_s > 0.0005
         assert trial.labels == {"input": "in memory", "threads": "1"}
         assert "steal_share" in trial.disturbance
@@ -200,9 +209,9 @@ def test_without_its_baseline_a_group_is_not_timed(photos, monkeypatch):
         raise ImportError("pip install it")
 
     broken = Operation(lambda picture: picture.pixels, missing)
-    monkeypatch.setitem(OPERATIONS, ("crop", "pillow"), broken)
+    monkeypatch.setitem(operations.OPERATIONS, ("crop", "pillow"), broken)
     tasks = tasks_of([("crop", "pillow"), ("crop", "numpy")])
     planned = planned_of(tasks, "crop pillow")
-    found = time_operations(lab.Settings(data=str(photos)), tasks, planned, seconds=0.001)
-    assert found["verdicts"]["crop pillow"] == ("skipped", "pip install it")
-    assert found["trials"] == []
+    timed_group = time_operations(lab.Settings(data=str(photos)), tasks, planned, seconds=0.001)
+    assert timed_group["verdicts"]["crop pillow"] == ("skipped", "pip install it")
+    assert timed_group["trials"] == []

@@ -44,17 +44,17 @@ def contents(folder):
 
 
 def test_a_pack_is_made_once(data):
-    said = []
-    cost = make(wanted(data), say=said.append)
+    sentences = []
+    cost = make(wanted(data), say=sentences.append)
     folder = stored_folder(wanted(data))
     assert folder == data.with_name("data.packs") / "raw-pixels-64"
     assert (cost["folder"], cost["images"], cost["jobs"]) == (str(folder), 24, 1)
     assert cost["bytes"] > 24 * 64 * 64 * 3
     assert cost["pack_s"] > 0
     before = {file: file.stat().st_mtime_ns for file in folder.iterdir()}
-    assert make(wanted(data), say=said.append) == cost
+    assert make(wanted(data), say=sentences.append) == cost
     assert {file: file.stat().st_mtime_ns for file in folder.iterdir()} == before
-    assert len(said) == 1
+    assert len(sentences) == 1
     assert list(folder.parent.iterdir()) == [folder]
 
 
@@ -90,36 +90,38 @@ def test_a_killed_packer_leaves_nothing_that_opens_and_the_next_call_makes_it(da
 
 @needs_fork
 def test_of_two_processes_that_want_the_same_pack_one_makes_it(data):
-    said = multiprocessing.SimpleQueue()
-    both = [start(lambda: make(wanted(data), say=said.put)) for _ in range(2)]
+    sentences = multiprocessing.SimpleQueue()
+    both = [start(lambda: make(wanted(data), say=sentences.put)) for _ in range(2)]
     for process in both:
         process.join()
     assert [process.exitcode for process in both] == [0, 0]
     lines = []
-    while not said.empty():
-        lines.append(said.get())
+    while not sentences.empty():
+        lines.append(sentences.get())
     assert sum("packed" in line for line in lines) == 1
 
 
 def test_a_pack_of_data_that_changed_or_by_another_decoder_is_made_again(photos, tmp_path):
     tree = shutil.copytree(photos / "images", tmp_path / "tree")
-    said = []
+    sentences = []
     make(wanted(tree))
-    make(wanted(tree, decoder="pillow"), say=said.append)
+    make(wanted(tree, decoder="pillow"), say=sentences.append)
     next(iter(sorted(tree.iterdir()))).unlink()
-    assert make(wanted(tree, decoder="pillow"), say=said.append)["images"] == 23
-    again = [line for line in said if "of other data, or made otherwise: it is made again" in line]
+    assert make(wanted(tree, decoder="pillow"), say=sentences.append)["images"] == 23
+    again = [
+        line for line in sentences if "of other data, or made otherwise: it is made again" in line
+    ]
     assert len(again) == 2
 
 
 @pytest.mark.parametrize("name", ["images.raw", "index.npz", "manifest.json"])
 def test_a_pack_that_is_damaged_is_made_again(data, name):
-    settings, said = wanted(data), []
+    settings, sentences = wanted(data), []
     make(settings)
     before = contents(stored_folder(settings))
     (stored_folder(settings) / name).write_bytes(b"{")
-    make(settings, say=said.append)
-    assert "is damaged: " in said[0]
+    make(settings, say=sentences.append)
+    assert "is damaged: " in sentences[0]
     assert contents(stored_folder(settings)) == before
 
 

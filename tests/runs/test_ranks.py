@@ -117,10 +117,10 @@ def test_a_slow_link_delays_the_same_exchange(exchanged):
     sent_bytes = sum(weights.nbytes for weights in step.state()["model"].values())
     (epoch,) = slow.epochs
     assert epoch.epoch_s > epoch.steps * sent_bytes * 8 / 400e6  # a busy machine adds to that
-    assert Hardware("network", "modelled", "400 Mbit/s") in slow.hardware
+    assert Hardware("network", "simulated", "400 Mbit/s") in slow.hardware
     assert here.labels["ranks"] == "2 processes, gradients exchanged by gloo, not buffers"
     shown = " ".join(str(exchanged.table()).split())
-    assert "Modelled network: 400 Mbit/s" in shown
+    assert "Simulated network: 400 Mbit/s" in shown
     assert " of 400.0 Mbit/s to the other ranks (tolerance: 5 %; checked " in shown
     (rate,) = exchanged.info.links["400mbit between 2 ranks"].rates
     assert 0 < rate["delivered_per_s"] < 1.01 * 400  # no link is faster than it should be

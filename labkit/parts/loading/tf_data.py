@@ -26,8 +26,6 @@ from labkit.settings import Settings
 if TYPE_CHECKING:
     import torch
 
-SHUFFLE_BUFFER = 5000  # the documents' snippet
-
 
 class TfDataLoader:
     """Epochs of a tf.data pipeline as torch tensors.
@@ -102,7 +100,7 @@ def load_as_published(source: Source, settings: Settings) -> Iterable[dict[str, 
         )
 
     dataset = tf.data.Dataset.from_tensor_slices((list(images.files), images.labels, images.ids))
-    dataset = dataset.shuffle(SHUFFLE_BUFFER, seed=settings.seed)
+    dataset = dataset.shuffle(5000, seed=settings.seed)  # as in the documents' snippet
     dataset = dataset.batch(settings.batch_size, drop_remainder=True)
     return _finish(tf, dataset.map(every, num_parallel_calls=tf.data.AUTOTUNE), settings)
 

@@ -18,16 +18,11 @@ from labkit.settings import Settings
 if TYPE_CHECKING:
     import torch
 
-TENSORS = 8  # the most entries of a sample
-HELD = 3  # batches beside those ahead: one in the making, and the last two, which workers inherit
-FILES_OF_WORKER = 4  # that the loop's process holds for each worker, and later workers inherit
-SPARE_FILES = 12  # of a worker: its sockets, the image, and what libraries open
-
 
 def load_with_torch(
     source: Source, settings: Settings, make: Callable[..., Iterable] | None = None
 ) -> Iterable[dict[str, torch.Tensor]]:
-    """Load with torch's DataLoader and every knob of Settings.
+    """Load with torch's DataLoader and every setting that it has.
 
     Args:
         source: the samples.
@@ -38,7 +33,9 @@ def load_with_torch(
 
     workers = settings.num_workers
     if workers and torch.multiprocessing.get_sharing_strategy() == "file_descriptor":
-        _check_open_files(workers, TENSORS * (workers * settings.prefetch_factor + HELD))
+        # Beside those ahead: one in the making, and the last two, which workers inherit.
+        batches = workers * settings.prefetch_factor + 3
+        _check_open_files(workers, 8 * batches)  # a sample has 8 entries at most
     loader = (make or torch.utils.data.DataLoader)(
         source,
         batch_size=settings.batch_size,
@@ -73,7 +70,9 @@ def _check_open_files(workers: int, sent: int) -> None:
 
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     opened = psutil.Process().num_fds()
-    needed = opened + workers * FILES_OF_WORKER + sent + SPARE_FILES
+    # The process of the loop holds 4 files for each worker, and later workers inherit them. A
+    # worker opens 12: its sockets, the image, and what libraries open.
+    needed = opened + 4 * workers + sent + 12
     if limit < needed:
         raise ValueError(
             f"num_workers must be fewer for a limit of {limit} open files, got {workers}, which "

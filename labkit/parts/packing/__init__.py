@@ -15,7 +15,7 @@ from pathlib import Path
 
 from labkit.contracts import Chosen, Reader
 from labkit.parts.packing.folder import open_folder, write_folder
-from labkit.parts.packing.formats import HDF5, LMDB, LMDB_NO_READAHEAD, PTH, RAW, TFRECORD
+from labkit.parts.packing.formats import FORMATS
 from labkit.parts.packing.packs import JPEG, PIXELS, RESIZED, SAMPLE, open_pack, write_pack
 
 
@@ -47,6 +47,6 @@ PACKINGS: dict[str, Packing] = {
     "folder": Packing(open=open_folder, write=write_folder, stores=(JPEG, RESIZED)),
     **{
         format.name: Packing(open=partial(open_pack, format), write=partial(write_pack, format))
-        for format in (RAW, PTH, HDF5, LMDB, LMDB_NO_READAHEAD, TFRECORD)
+        for format in FORMATS
     },
 }

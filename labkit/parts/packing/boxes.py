@@ -32,9 +32,6 @@ CATEGORIES: dict[int, str] = {
     82: "refrigerator", 84: "book", 85: "clock", 86: "vase", 87: "scissors", 88: "teddy bear",
     89: "hair drier", 90: "toothbrush",
 }  # fmt: skip
-MOST_PX = 1_000_000  # more than any JPEG has
-# train2017 has 860,000 boxes in 450 MB, most of it polygons, which are cut out before parsing.
-_POLYGONS = re.compile(rb'"segmentation":\s*\[[\[\]0-9eE+\-.,\s]*\]')
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -105,7 +102,9 @@ def read_coco(
         ValueError: broken JSON, or not in this format.
     """
     try:
-        coco = json.loads(_POLYGONS.sub(b'"segmentation":0', file.read_bytes()))
+        # train2017 has 860,000 boxes in 450 MB, most of it polygons, which are cut out first.
+        polygons = rb'"segmentation":\s*\[[\[\]0-9eE+\-.,\s]*\]'
+        coco = json.loads(re.sub(polygons, b'"segmentation":0', file.read_bytes()))
         images = sorted((image["id"], image["file_name"]) for image in coco["images"])
         images = [image for image in images if on_disk is None or image[1] in on_disk]
         rows = [
@@ -117,8 +116,9 @@ def read_coco(
         owners = np.array([owner for owner, _, _ in rows], dtype=np.int64)
         boxes_xywh = np.array([box for _, box, _ in rows], np.float64).reshape(len(rows), 4)
         category_ids = np.array([category for _, _, category in rows], dtype=np.int64)
-        if not (np.abs(boxes_xywh) < MOST_PX).all():  # nor where one is no number
-            raise ValueError(f"bbox must hold numbers of pixels below {MOST_PX:,}")
+        # No JPEG is as wide; nor is what is no number below it.
+        if not (np.abs(boxes_xywh) < 1_000_000).all():
+            raise ValueError("bbox must hold numbers of pixels below 1,000,000")
     except Exception as error:  # other programs' JSON can be wrong in any way
         raise ValueError(
             f"annotations must be COCO JSON with images and annotations, got {file} "

@@ -37,8 +37,6 @@ LAYOUTS = (
     "accepted are images/ with annotations.json, COCO's val2017/ with annotations/, "
     'or any tree of .jpg files; labkit.make_photos("data/photos") makes some'
 )
-
-
 UNFINISHED = ".unfinished.json"  # in a folder whose manifest is still to be written
 
 

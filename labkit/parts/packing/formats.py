@@ -129,9 +129,6 @@ def open_hdf5(files: Sequence[Path], spans: np.ndarray) -> Iterator[Read]:
 
 # --- lmdb: a B+ tree in one mapped file, from a running number to an image ----------------------
 
-MAP_BYTES = 1 << 40  # what the file may grow to; py-lmdb's documentation: 1 TB costs nothing
-IMAGES_PER_TRANSACTION = 100  # held in memory until they are written
-
 
 def write_lmdb(folder: Path, images: int, records: Records) -> None:
     """Write one key for each image: its number in eight digits."""
@@ -139,12 +136,14 @@ def write_lmdb(folder: Path, images: int, records: Records) -> None:
 
     file = folder / "images.lmdb"
     try:
+        # It may grow to 1 TB, which costs nothing (py-lmdb's documentation).
         # Not synced after each transaction: an incomplete pack is removed.
         with lmdb.open(
-            str(file), map_size=MAP_BYTES, subdir=False, lock=False, sync=False
+            str(file), map_size=1 << 40, subdir=False, lock=False, sync=False
         ) as environment:
             rest = enumerate(records)
-            while batch := [item for _, item in zip(range(IMAGES_PER_TRANSACTION), rest)]:
+            # A transaction's images are in memory until they are written.
+            while batch := [item for _, item in zip(range(100), rest)]:
                 with environment.begin(write=True) as transaction:
                     for i, (_, record) in batch:
                         transaction.put(b"%08d" % i, record, append=True)
@@ -225,14 +224,14 @@ if hasattr(os, "register_at_fork"):
 # Source: tensorflow.org/tutorials/load_data/tfrecord; tensorflow/core/example/example.proto.
 
 LENGTH, CRC = struct.Struct("<Q"), struct.Struct("<I")
-START_BYTES = LENGTH.size + CRC.size
-# Loaders that read shards in parallel need several, even if an epoch has few images.
-FEWEST_IN_SHARD, MOST_SHARDS = 16, 256
 
 
 def images_per_shard(images: int) -> int:
-    """Return how many images a TFRecord shard holds."""
-    return max(FEWEST_IN_SHARD, -(-images // MOST_SHARDS))
+    """Return how many images a TFRecord shard holds: at least 16, in at most 256 shards.
+
+    Loaders that read shards in parallel need several, even if an epoch has few images.
+    """
+    return max(16, -(-images // 256))
 
 
 def masked_crc(data: bytes) -> bytes:
@@ -286,9 +285,10 @@ def open_tfrecord(files: Sequence[Path], spans: np.ndarray) -> Iterator[Read]:
     def read(i: int) -> bytes:
         start, image, end = map(int, spans[i])
         frame = _read_at(shard(i // per_shard), start, end - start)
-        length, content = frame[: LENGTH.size], frame[START_BYTES : -CRC.size]
+        begin = LENGTH.size + CRC.size
+        length, content = frame[: LENGTH.size], frame[begin : -CRC.size]
         computed = masked_crc(length) + masked_crc(content)
-        stored = frame[LENGTH.size : START_BYTES] + frame[-CRC.size :]
+        stored = frame[LENGTH.size : begin] + frame[-CRC.size :]
         if computed != stored:
             raise ValueError(f"TFRecord must have CRCs {stored.hex()}, got {computed.hex()}")
         return frame[image - start : -CRC.size]
@@ -308,21 +308,23 @@ def _read_at(file: BinaryIO, at: int, size_bytes: int) -> bytes:
         return file.read(size_bytes)
 
 
-RAW = Format(name="raw", write=write_raw, open=open_raw)
-PTH = Format(name="pth", write=write_pth, open=open_pth)
-HDF5 = Format(name="hdf5", write=write_hdf5, open=open_hdf5, needs="h5py")
-LMDB = Format(name="lmdb", write=write_lmdb, open=open_lmdb, needs="lmdb")
-# As Efficient-PyTorch opens it (DOCUMENTS B): one page for each fault.
-LMDB_NO_READAHEAD = Format(
-    name="lmdb_no_readahead",
-    write=write_lmdb,
-    open=partial(open_lmdb, readahead=False),
-    needs="lmdb",
-)
-TFRECORD = Format(
-    name="tfrecord",
-    write=write_tfrecord,
-    open=open_tfrecord,
-    needs="crc32c",
-    images_per_file=images_per_shard,
+FORMATS = (
+    Format(name="raw", write=write_raw, open=open_raw),
+    Format(name="pth", write=write_pth, open=open_pth),
+    Format(name="hdf5", write=write_hdf5, open=open_hdf5, needs="h5py"),
+    Format(name="lmdb", write=write_lmdb, open=open_lmdb, needs="lmdb"),
+    # As Efficient-PyTorch opens it (DOCUMENTS B): one page for each fault.
+    Format(
+        name="lmdb_no_readahead",
+        write=write_lmdb,
+        open=partial(open_lmdb, readahead=False),
+        needs="lmdb",
+    ),
+    Format(
+        name="tfrecord",
+        write=write_tfrecord,
+        open=open_tfrecord,
+        needs="crc32c",
+        images_per_file=images_per_shard,
+    ),
 )

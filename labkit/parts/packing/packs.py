@@ -32,7 +32,6 @@ from labkit.parts.packing.manifest import MANIFEST, difference, read_manifest, s
 PACK_SCHEMA = 2
 INDEX = "index.npz"
 AGAIN = "pack the data again"
-FORMATS = install.extra("formats")
 
 # What is stored of an image -> what a reader returns for it.
 #   jpeg, resized   a JPEG file                       bytes
@@ -48,7 +47,7 @@ JPEG, RESIZED, PIXELS, SAMPLE = "jpeg", "resized", "pixels", "sample"
 def encode(content: Content) -> tuple[bytes, tuple[int, int]]:
     """Return content as a record, and (height, width) of pixels, else (0, 0)."""
     if isinstance(content, dict):
-        save = open_library("safetensors.numpy", FORMATS).save
+        save = _open_library("safetensors.numpy").save
         # Not ascontiguousarray, which gives a single number an axis.
         return save({name: np.asarray(a, order="C") for name, a in content.items()}), (0, 0)
     if isinstance(content, np.ndarray):
@@ -71,7 +70,7 @@ def decode(record: bytes, stored: str, height_width: np.ndarray) -> Content:
         height, width = map(int, height_width)
         return np.frombuffer(record, np.uint8).reshape(height, width, 3)
     if stored == SAMPLE:
-        load = open_library("safetensors.numpy", FORMATS).load
+        load = _open_library("safetensors.numpy").load
         try:
             return load(record)
         except Exception as error:  # the library has errors of its own
@@ -103,7 +102,8 @@ def write_pack(
         Skip: the library that writes it is not installed.
         OSError: it cannot be written.
     """
-    _load_library(format)
+    if format.needs:
+        _open_library(format.needs)
     names: list[str] = []
     sizes, checksums, heights_widths, boxes = array("q"), array("q"), array("q"), array("q", [0])
     boxes_xyxy, category_ids = bytearray(), bytearray()
@@ -273,9 +273,8 @@ class PackReader:
             opened[0].__exit__(None, None, None)
 
 
-def _load_library(format: Format) -> None:
-    if format.needs:
-        open_library(format.needs, FORMATS)
+def _open_library(name: str) -> Any:
+    return open_library(name, install.extra("formats"))
 
 
 def pack_format(path: Path) -> str | None:
@@ -309,7 +308,8 @@ def open_pack(format: Format, path: Path | str) -> PackReader:
             f"pack_schema must be {PACK_SCHEMA}, got {manifest.get('pack_schema')} in "
             f"{root / MANIFEST}; {AGAIN}"
         )
-    _load_library(format)  # here, so that no loader worker waits for it in a timed epoch
+    if format.needs:  # here, so that no loader worker waits for it in a timed epoch
+        _open_library(format.needs)
     for name, entry in manifest["files"].items():
         if changed := difference(root / name, entry):
             raise ValueError(f"pack must be whole, but {changed}; {AGAIN}")

@@ -39,9 +39,6 @@ from labkit.parts.preprocessing.vectorized import vectorized
 if TYPE_CHECKING:
     import torch
 
-TYPICAL_BOXES = 7  # COCO has 7.3 boxes per image on average
-TYPICAL_SIZE_PX = (480, 640)  # height and width of most COCO images
-
 
 @dataclass(frozen=True)
 class Preprocessor(Part):
@@ -108,12 +105,12 @@ def typical_arrays(preprocessor: Preprocessor, input_px: int) -> dict[str, np.nd
     Raises:
         ValueError: as the preprocessor's own.
     """
-    height, width = TYPICAL_SIZE_PX
+    height, width, count = 480, 640, 7  # of most COCO images; 7.3 boxes on average
     # The whole image as every box, so that none falls outside the crop.
-    boxes = np.tile(np.array([0, 0, width, height], np.float32), (TYPICAL_BOXES, 1))
+    boxes = np.tile(np.array([0, 0, width, height], np.float32), (count, 1))
     sample = Sample(
         image_rgb=np.full((height, width, 3), 128, np.uint8),
-        annotation=Annotation(boxes_xyxy=boxes, category_ids=np.ones(TYPICAL_BOXES, np.int64)),
+        annotation=Annotation(boxes_xyxy=boxes, category_ids=np.ones(count, np.int64)),
         sample_id=0,
         epoch=0,
         seed=0,

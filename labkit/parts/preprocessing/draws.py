@@ -15,10 +15,6 @@ import numpy as np
 
 from labkit.contracts import Sample
 
-COLOUR_REACH = 0.4  # brightness, contrast and saturation are scaled by 0.6 to 1.4
-LIGHTING_STD = 0.1  # AlexNet's PCA lighting
-BORDER_PX = 128  # the crop's centre stays this far from the image's edge where it can
-COLOUR_OPERATIONS = ("brightness", "contrast", "saturation")
 # Of pixels scaled to 0..1.
 MEAN_RGB = np.array([0.47026115, 0.44719302, 0.40789654], np.float32)
 STD_RGB = np.array([0.27809835, 0.27408164, 0.28863828], np.float32)
@@ -33,8 +29,12 @@ EIGENVECTORS_RGB = np.array(
     np.float32,
 )
 # COCO's category ids are 1 to 90 with gaps; a class is the place among those that are used.
-UNUSED_IDS = {12, 26, 29, 30, 45, 66, 68, 69, 71, 83}
-CLASS_OF = {number: index for index, number in enumerate(sorted({*range(1, 91)} - UNUSED_IDS))}
+CLASS_OF = {
+    category_id: index
+    for index, category_id in enumerate(
+        sorted({*range(1, 91)} - {12, 26, 29, 30, 45, 66, 68, 69, 71, 83})
+    )
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,14 +64,15 @@ def draw(sample: Sample) -> Draws:
     x = float(rng.integers(border_x, width - border_x))
     y = float(rng.integers(border_y, height - border_y))
     flipped = bool(rng.random() < 0.5)
-    order = rng.permutation(3)
-    factors = rng.uniform(1 - COLOUR_REACH, 1 + COLOUR_REACH, 3)
+    operations = np.array(["brightness", "contrast", "saturation"])[rng.permutation(3)]
+    factors = rng.uniform(0.6, 1.4, 3)
+    lighting = EIGENVALUES * rng.normal(scale=0.1, size=3)  # as AlexNet's
     return Draws(
         center_xy=(width - x - 1 if flipped else x, y),
         side_px=float(side_px),
         flipped=flipped,
-        colours=tuple((COLOUR_OPERATIONS[i], float(f)) for i, f in zip(order, factors)),
-        lighting_rgb=EIGENVECTORS_RGB @ (EIGENVALUES * rng.normal(scale=LIGHTING_STD, size=3)),
+        colours=tuple(zip(operations.tolist(), factors.tolist())),
+        lighting_rgb=EIGENVECTORS_RGB @ lighting,
     )
 
 
@@ -105,8 +106,11 @@ def class_of(category_id: int) -> int:
 
 
 def _border(size_px: int) -> int:
-    # 640 -> 128, 200 -> 64: halved until both borders fit and leave a pixel between them.
-    border = BORDER_PX
+    """Return how far the crop's centre stays from an image's edge: 640 -> 128, 200 -> 64.
+
+    It is halved until both borders fit and leave a pixel between them.
+    """
+    border = 128
     while size_px - border <= border:
         border //= 2
     return border

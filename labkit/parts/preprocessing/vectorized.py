@@ -21,8 +21,6 @@ from labkit.contracts import Sample
 from labkit.parts.preprocessing.draws import MEAN_RGB, STD_RGB, Draws, affine, class_of, draw
 from labkit.parts.preprocessing.loops import MIN_OVERLAP
 
-GRAY_OF_RGB = np.array([0.299, 0.587, 0.114])  # as cv2.COLOR_RGB2GRAY
-
 
 @dataclass(frozen=True, kw_only=True)
 class PlacedBoxes:
@@ -69,7 +67,7 @@ def colour_matrix(image_rgb: np.ndarray, draws: Draws) -> np.ndarray:
     """
     import cv2
 
-    gray = GRAY_OF_RGB / 255
+    gray = np.array([0.299, 0.587, 0.114]) / 255  # as cv2.COLOR_RGB2GRAY
     gray_mean = gray @ cv2.mean(image_rgb)[:3]
     matrix = np.eye(3, 4) / 255
     for operation, factor in draws.colours:

@@ -30,10 +30,6 @@ from labkit.machine.page_cache import Extent
 from labkit.machine.usage import lowest_first
 from labkit.settings import pick
 
-TRIES = 3
-SAMPLES = 3  # files of a filesystem; another program may have one mapped
-RETRY_PAUSE_S = 0.1  # pages under write-back or read-ahead are free again after milliseconds
-
 # Filesystems whose cache fadvise does not reach -> why not.
 KEEPS_FILES = {
     "tmpfs": "tmpfs keeps its files in memory",
@@ -76,12 +72,13 @@ def prepare(
         produce, method, is_reached = pick(STATES, cache, "cache")
     evicts = "fadvise" in method
     are_fetches_counted = not evicts  # looked at only where the files are evicted anyway
-    for attempt in range(TRIES):
+    tries = 3
+    for attempt in range(tries):
         if attempt:
             if evicts:
                 # A file below an overlay is not written by its own sync, and dirty pages stay.
                 os.sync()
-            time.sleep(RETRY_PAUSE_S)
+            time.sleep(0.1)  # pages under write-back or read-ahead are free after milliseconds
         are_fetches_counted = are_fetches_counted or _are_fetches_counted(watched)
         produce(watched)
         share, measured_by = page_cache.residency(watched)
@@ -104,7 +101,7 @@ def prepare(
             f"cache {cache} must be verified, but on {places} neither the page cache nor the "
             f"bytes that come from a disk can be looked at; {USE_WARM}"
         )
-    reached = f"{units.percent(share)} of the files' pages are in memory after {TRIES} tries"
+    reached = f"{units.percent(share)} of the files' pages are in memory after {tries} tries"
     if cache == "cold":
         raise Skip(
             f"cold data must leave at most {units.percent(COLD_MAX_SHARE)} in memory, "
@@ -231,7 +228,8 @@ def _are_fetches_counted(extents: Iterable[Path | Extent]) -> bool:
     if not page_cache.can_evict():
         return False
     return all(
-        any(page_cache.fetched_bytes(path) > 0 for path in paths[:SAMPLES])
+        # Of three files: another program may have one mapped.
+        any(page_cache.fetched_bytes(path) > 0 for path in paths[:3])
         for paths in _by_filesystem(extents).values()
     )
 

@@ -38,11 +38,8 @@ from labkit.parts.storage.folder import Storage, WrappedReader, copy_in
 from labkit.records import Hardware
 
 FORM = "far_<round trip>ms_<bandwidth>mbit, as far_20ms_1000mbit, or with _staged after it"
-NAME = re.compile(r"far_(\d{1,5})ms_([1-9]\d{0,6})mbit(_staged)?")
 COPIES = Path("/var/tmp")  # not /tmp, which is memory on many systems
-CHECK_TRIPS = (8, 200)  # fewest and most small requests of a check
-PIECE_BYTES = 1 << 20
-ANSWER_TIMEOUT_S = 60.0
+NAME = re.compile(r"far_(\d{1,5})ms_([1-9]\d{0,6})mbit(_staged)?")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +71,7 @@ class Distance(Storage):
         The server is a process of its own; it ends when this one does, however that happens. The
         CPU time that it takes is the run's own, and no disturbance of a trial.
         """
-        say(f"{self.name}: a server on this machine stands in for the distance")
+        say(f"{self.name}: the distance is simulated by a server on this machine")
         secret = secrets.token_urlsafe(16)  # other users of this machine must not read the data
         spec = {
             "files": [os.fspath(path) for path in (*reader.paths, *reader.companions)],
@@ -106,8 +103,7 @@ class Distance(Storage):
     ) -> list[Rate]:
         """Measure round trips, and bytes per second of 1 and 4 readers; see `Storage.measure`."""
         seconds = min(seconds, 0.5)
-        trips = int(seconds / self.rtt_s) if self.rtt_s else CHECK_TRIPS[1]
-        trips = min(max(trips, CHECK_TRIPS[0]), CHECK_TRIPS[1])
+        trips = min(max(int(seconds / self.rtt_s), 8), 200) if self.rtt_s else 200
         try:
             # The median: what another program takes of one trip is not the distance's doing.
             trip_s = _trip_s(self.address, f"{ZEROS}/0", trips)
@@ -265,11 +261,11 @@ def fetch(address: str, path: str) -> Iterator[bytes]:
     # Kept again at the end only: after an error there may be half an answer in it.
     owner, connection = vars(_KEPT).pop("connection", (None, None))
     if owner != own:
-        connection = HTTPConnection(host, timeout=ANSWER_TIMEOUT_S)
+        connection = HTTPConnection(host, timeout=60)
     try:
         connection.request("GET", f"/{secret}/{path}")
         answer = connection.getresponse()
-        while piece := answer.read(PIECE_BYTES):
+        while piece := answer.read(1 << 20):
             yield piece
     except HTTPException as error:
         raise OSError(f"the connection ended: {error}") from error

@@ -24,9 +24,6 @@ from labkit.parts.storage import cache_state
 from labkit.parts.storage.disks import Rate
 from labkit.records import Hardware
 
-COPIES = "labkit-data"  # the folder on a medium that holds our copies
-PIECE_BYTES = 16 << 20  # a pack's file may be larger than memory
-
 
 class WrappedReader:
     """A reader whose `read` a storage overrides; everything else is the wrapped reader's."""
@@ -76,7 +73,7 @@ class Storage:
     def put_up(
         self, reader: Reader, others: Sequence[Reader], say: Callable[[str], None]
     ) -> Iterator[None]:
-        """Have what stands in for the storage, for as long as the context lasts.
+        """Have what simulates the storage, for as long as the context lasts.
 
         Args:
             reader: the data set, opened where it lies.
@@ -135,7 +132,7 @@ class Storage:
             file: where it lies.
         """
         with file.open("rb") as opened:
-            while piece := opened.read(PIECE_BYTES):
+            while piece := opened.read(16 << 20):  # a pack's file may be larger than memory
                 yield piece
 
     def measure(
@@ -146,7 +143,7 @@ class Storage:
         start_method: str,
         seconds: float,
     ) -> list[Rate]:
-        """Measure what stands in for hardware, in a process of its own.
+        """Measure simulated storage, in a process of its own.
 
         Args:
             reader: the data set in `directory`.
@@ -156,7 +153,7 @@ class Storage:
             seconds: about how long each pattern takes.
 
         Returns:
-            Requested and delivered rates; empty where nothing stands in.
+            Requested and delivered rates; empty where nothing is simulated.
 
         Raises:
             Skip: it cannot be measured.
@@ -206,7 +203,7 @@ def in_folder(name: str, data: Path, folder: Path) -> Storage:
             f"{name} must lie outside the data, or the copy would be part of it, got {folder} "
             f"in {data}; choose another folder"
         )
-    return Storage(name=name, **copy_in(folder / COPIES, "", data))
+    return Storage(name=name, **copy_in(folder / "labkit-data", "", data))
 
 
 def on_ssd(data: Path) -> Storage:

@@ -41,13 +41,8 @@ from labkit.settings import pick
 
 PAY_FROM_S = 0.002
 """A sleep wakes 0.13 ms late in the median and up to 5.8 ms: make sleeps few."""
-MAX_CREDIT_S = 0.05
-"""Most lateness that is made up for: a process that was suspended earns no free reads."""
 LOCK_TIMEOUT_S = 10.0
 """The lock is held for microseconds: later than this, its holder was killed."""
-DISORDER_S = 0.002
-"""How far requests are out of order: as long as readers run ahead before they sleep."""
-ABSENT = -1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,8 +172,9 @@ class ModelledReader(WrappedReader):
                 end_s = max(end_s, self._timetable.book(offset, file_bytes, begin_s))
         if end_s - now() >= PAY_FROM_S:
             self.clock.sleep_until(end_s)
-        # Below zero after a late awakening, and for the time that this arithmetic took.
-        self._ahead_s[me] = max(end_s - now(), -MAX_CREDIT_S)
+        # Below zero after a late awakening, and for the time that this arithmetic took.  At most
+        # 0.05 s are made up for: a process that was suspended earns no free reads.
+        self._ahead_s[me] = max(end_s - now(), -0.05)
         return image
 
     @contextlib.contextmanager
@@ -283,7 +279,7 @@ class Timetable:
         """Forget all reads."""
         self._channel_free_s[:] = [-np.inf] * self._disk.channels
         self.state.bus_free_s = -np.inf
-        self.state.head = ABSENT
+        self.state.head = -1  # nowhere
         self.state.accesses = self.state.read_bytes = 0
 
     def book(self, offset: int, file_bytes: int, request_s: float) -> float:
@@ -306,9 +302,9 @@ class Timetable:
             reached_s += self._disk.access_s
             state.accesses += 1
         # Readers run ahead before they sleep, so requests come out of order. The bus counts how
-        # long it is busy, not when: what it idled in the last `DISORDER_S` may still be used.
+        # long it is busy, not when: what it idled in the last `PAY_FROM_S` may still be used.
         transfer_s = file_bytes / self._disk.bytes_per_s
-        state.bus_free_s = max(state.bus_free_s, reached_s - DISORDER_S) + transfer_s
+        state.bus_free_s = max(state.bus_free_s, reached_s - PAY_FROM_S) + transfer_s
         end_s = max(state.bus_free_s, reached_s + transfer_s)  # not sooner than alone
         self._channel_free_s[free_s.index(best_s)] = end_s
         state.head = offset + file_bytes

@@ -62,23 +62,9 @@ DESCRIPTION = (
 
 CHECK_FILES = 128
 SEQUENTIAL_BYTES = 128 << 20  # takes 1.3 s: a steady rate needs five slices after the lead-in
-BLOCK_BYTES = 4096
-SPARE_SHARE, SPARE_BYTES = 0.1, 32 << 20
-SPARE_FILES = 1024  # folders, and the files that labkit keeps beside the data
-PER_FILE_BYTES = BLOCK_BYTES + 256  # at most a block for its end, and the inode
-
 WAIT_S = 2.0  # for another process's work on the folder, and for readers that are about to end
 LEAD_IN_S = 0.25  # of a measurement: the kernel lets the first reads through for nothing
 SLICE_S = 0.1  # of the kernel's throttle, block/blk-throttle.c
-
-SYS_ADMIN = 21  # the number of the capability, in linux/capability.h
-ADMIN_PATH = "/usr/sbin:/sbin:/usr/bin:/bin"  # some systems leave it out of users' PATH
-TOOLS = {
-    "losetup": "util-linux",
-    "mount": "util-linux",
-    "umount": "util-linux",
-    "mkfs.ext4": "e2fsprogs",
-}
 
 T = TypeVar("T")
 _held: int | None = None  # the open lock of this process's disk
@@ -163,9 +149,16 @@ def why_no_slow_disk() -> str:
     if os.geteuid() != 0:
         return "needs root"
     capabilities = procfs.text("/proc/self/status").partition("CapEff:")[2].split()[:1]
-    if capabilities and not int(capabilities[0], 16) >> SYS_ADMIN & 1:
+    # 21 is CAP_SYS_ADMIN in linux/capability.h.
+    if capabilities and not int(capabilities[0], 16) >> 21 & 1:
         return "needs the capability CAP_SYS_ADMIN (in a container: --privileged)"
-    for name, package in TOOLS.items():
+    packages = {
+        "losetup": "util-linux",
+        "mount": "util-linux",
+        "umount": "util-linux",
+        "mkfs.ext4": "e2fsprogs",
+    }
+    for name, package in packages.items():
         if _tool(name) is None:
             return f"needs {name} (package {package}), which is not installed"
     try:
@@ -346,15 +339,18 @@ def _lock(folder: Path, *, make: bool = False) -> int:
 def _make(folder: Path, data_bytes: int, files: int) -> None:
     """Make a disk in an empty folder; each step leaves only what is found again by its name."""
     point, image = folder / POINT, folder / IMAGE
-    inodes = files + CHECK_FILES + SPARE_FILES
-    size_bytes = round(data_bytes * (1 + SPARE_SHARE)) + inodes * PER_FILE_BYTES
-    size_bytes += SEQUENTIAL_BYTES + CHECK_FILES * TYPICAL_FILE_BYTES + SPARE_BYTES
+    block_bytes = 4096
+    # Folders, and the files that labkit keeps beside the data, take inodes, too.
+    inodes = files + CHECK_FILES + 1024
+    # A file takes an inode, and at most a block for its end.
+    size_bytes = round(1.1 * data_bytes) + inodes * (block_bytes + 256)
+    size_bytes += SEQUENTIAL_BYTES + CHECK_FILES * TYPICAL_FILE_BYTES + (32 << 20)
     check_room(folder, size_bytes, "the throttled disk")
     with image.open("xb") as file:
         file.truncate(size_bytes)
     # Small disks would get blocks of 1 KiB, and files in more pieces. Without a journal, and with
     # its tables written beforehand, the disk has no traffic of its own.
-    options = ["-b", BLOCK_BYTES, "-m", 0, "-N", inodes]
+    options = ["-b", block_bytes, "-m", 0, "-N", inodes]
     options += ["-E", "lazy_itable_init=0,nodiscard", "-O", "^has_journal"]
     _run("mkfs.ext4", "-q", "-F", *options, image)
     # Direct I/O keeps the image itself out of memory: what is evicted from the disk is cold.
@@ -436,7 +432,9 @@ def _sys(device: Path) -> Path:
 
 
 def _tool(name: str) -> str | None:
-    return shutil.which(name, path=f"{os.environ.get('PATH', '')}{os.pathsep}{ADMIN_PATH}")
+    # Some systems leave the administrator's folders out of users' PATH.
+    admin_path = "/usr/sbin:/sbin:/usr/bin:/bin"
+    return shutil.which(name, path=f"{os.environ.get('PATH', '')}{os.pathsep}{admin_path}")
 
 
 def _run(name: str, *arguments: object) -> str:

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     import torch
 
 CHECKPOINT = ".labkit-checkpoint.pth"
-HOST_ONLY = "host's part real, device's part simulated"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +78,9 @@ class Callbacks:
 
     def label(self) -> dict[str, str]:
         """Return the row's label: what is simulated."""
-        return {"training loop": HOST_ONLY} if self._is_simulated and self else {}
+        if not (self._is_simulated and self):
+            return {}
+        return {"training loop": "host's part real, device's part simulated"}
 
 
 NONE = Callbacks()

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 LINK = re.compile(r"([1-9]\d{0,5})mbit")
 DATA_PARALLEL = re.compile(r"data_parallel_([2-9])")
 ALL_REDUCE, NOOP, NO_SYNC = "all_reduce", "noop", "no_sync"
-MEASURED_S = 0.25  # that a link takes for what it is measured with: 5 % are more than a late thread
 
 
 def check_exchange(name: str) -> None:
@@ -67,7 +66,7 @@ def why_not(chosen: Chosen) -> str:
     if LINK.fullmatch(settings.exchange) and device.is_cuda:
         return (
             f"exchange must be {ALL_REDUCE}, {NOOP} or {NO_SYNC} on device cuda, where no link "
-            f"is modelled, got {settings.exchange!r}"
+            f"is simulated, got {settings.exchange!r}"
         )
     is_data_parallel = DATA_PARALLEL.fullmatch(settings.exchange)
     if is_data_parallel and device.is_cpu:
@@ -147,7 +146,7 @@ def distribute(model: torch.nn.Module, settings: Settings) -> torch.nn.Module:
 
 
 class Link:
-    """A rank's modelled connection to the others, the same in each direction.
+    """A rank's simulated connection to the others, the same in each direction.
 
     Args:
         settings: uses exchange and ranks.
@@ -190,7 +189,8 @@ class Link:
         """Return the bits per second that it delivers; on all ranks at the same time."""
         import torch
 
-        size_bytes = MEASURED_S * self.bits_per_s / self._sent_bits_per_byte
+        # They take 0.25 s, of which 5 % are longer than a thread is late.
+        size_bytes = 0.25 * self.bits_per_s / self._sent_bits_per_byte
         gradients = torch.zeros(round(size_bytes / torch.float32.itemsize))
         start_s = time.perf_counter()
         self.average(gradients).wait()
@@ -203,7 +203,7 @@ def simulated_network(settings: Settings) -> tuple[Hardware, ...]:
     exchanges = not settings.is_on_simulated_gpu and settings.step != "nothing"
     if not link or settings.ranks == 1 or not exchanges:
         return ()
-    return (Hardware("network", "modelled", f"{int(link[1]):,} Mbit/s"),)
+    return (Hardware("network", "simulated", f"{int(link[1]):,} Mbit/s"),)
 
 
 def label(settings: Settings) -> dict[str, str]:

@@ -25,9 +25,8 @@ from labkit.contracts import Chosen, Part
 if TYPE_CHECKING:
     import torch
 
-SIZE_WEIGHT = 0.1  # sizes are in cells, tens of times larger than offsets
-OFFSET_WEIGHT = 1.0
 VECTORIZED = "vectorized"
+SIZE_WEIGHT = 0.1  # the offsets' is 1: sizes, in cells too, are tens of times larger
 
 
 def detector_loss(
@@ -52,7 +51,7 @@ def detector_loss(
     return (
         focal / centers.clamp(min=1)
         + SIZE_WEIGHT * _l1_at_cells(size_wh, batch["size_wh"], cell, mask)
-        + OFFSET_WEIGHT * _l1_at_cells(offset_xy, batch["offset_xy"], cell, mask)
+        + _l1_at_cells(offset_xy, batch["offset_xy"], cell, mask)
     )
 
 
@@ -103,7 +102,7 @@ def loop_loss(
     of_image = partial(_image_sums, read=read) if reads_each else _image_sums
     sums: Iterable[Any] = map(sum, zip(*each(of_image, images, slots)))
     focal, centers, size, offset, boxes = sums
-    at_boxes = (SIZE_WEIGHT * size + OFFSET_WEIGHT * offset) / max(2 * boxes, 1)
+    at_boxes = (SIZE_WEIGHT * size + offset) / max(2 * boxes, 1)
     return focal / (centers + (centers == 0)) + at_boxes
 
 

@@ -18,12 +18,6 @@ from torch import nn
 
 from labkit.batches import CLASSES
 
-BODY_CHANNELS = 512
-DECONVOLUTION_CHANNELS = 256
-HEAD_CHANNELS = 64
-# sigmoid(-2.19) = 0.1: nearly all cells are background, so a start at 0.5 would swamp the loss.
-HEATMAP_BIAS = -2.19
-
 
 class BasicBlock(nn.Module):
     """Two 3x3 convolutions beside a shortcut."""
@@ -55,15 +49,17 @@ class Detector(nn.Module):
         super().__init__()
         self.body = build_body()
         self.upsample = nn.Sequential(
-            _deconvolution(BODY_CHANNELS),
-            _deconvolution(DECONVOLUTION_CHANNELS),
-            _deconvolution(DECONVOLUTION_CHANNELS),
+            _deconvolution(512),
+            _deconvolution(256),
+            _deconvolution(256),
         )
         self.heatmap = _head(classes)
         self.size_wh = _head(2)
         self.offset_xy = _head(2)
         self.apply(_draw_weights)
-        nn.init.constant_(cast("nn.Conv2d", self.heatmap[-1]).bias, HEATMAP_BIAS)
+        # sigmoid(-2.19) = 0.1: nearly all cells are background, so a start at 0.5 would swamp the
+        # loss.
+        nn.init.constant_(cast("nn.Conv2d", self.heatmap[-1]).bias, -2.19)
 
     def forward(self, image: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Predict heat map logits, box sizes and center offsets.
@@ -88,14 +84,14 @@ def build_body() -> nn.Sequential:
         *(BasicBlock(64, 64, 1), BasicBlock(64, 64, 1)),
         *(BasicBlock(64, 128, 2), BasicBlock(128, 128, 1)),
         *(BasicBlock(128, 256, 2), BasicBlock(256, 256, 1)),
-        *(BasicBlock(256, BODY_CHANNELS, 2), BasicBlock(BODY_CHANNELS, BODY_CHANNELS, 1)),
+        *(BasicBlock(256, 512, 2), BasicBlock(512, 512, 1)),
     )
 
 
 def build_classifier(classes: int = CLASSES) -> nn.Sequential:
     """Build ResNet-18: (B, 3, S, S) float32 normalized, S a multiple of 32 -> (B, classes)."""
     model = nn.Sequential(
-        build_body(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(BODY_CHANNELS, classes)
+        build_body(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, classes)
     )
     return model.apply(_draw_weights)
 
@@ -115,17 +111,17 @@ def build_small_classifier(classes: int = CLASSES) -> nn.Sequential:
 def _deconvolution(in_channels: int) -> nn.Sequential:
     # 4x4 at stride 2 with padding 1 doubles the side exactly.
     return nn.Sequential(
-        nn.ConvTranspose2d(in_channels, DECONVOLUTION_CHANNELS, 4, 2, padding=1, bias=False),
-        nn.BatchNorm2d(DECONVOLUTION_CHANNELS),
+        nn.ConvTranspose2d(in_channels, 256, 4, 2, padding=1, bias=False),
+        nn.BatchNorm2d(256),
         nn.ReLU(inplace=True),
     )
 
 
 def _head(channels: int) -> nn.Sequential:
     return nn.Sequential(
-        nn.Conv2d(DECONVOLUTION_CHANNELS, HEAD_CHANNELS, 3, padding=1),
+        nn.Conv2d(256, 64, 3, padding=1),
         nn.ReLU(inplace=True),
-        nn.Conv2d(HEAD_CHANNELS, channels, 1),
+        nn.Conv2d(64, channels, 1),
     )
 
 

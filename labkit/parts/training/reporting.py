@@ -30,7 +30,6 @@ from labkit.machine.late_server import PROGRAM
 from labkit.settings import IN_THREAD, pick
 
 HTTP = re.compile(r"http_(\d{1,5})ms")
-ROWS, COLUMNS = 24, 80
 END = b"\0"  # ends a terminal's text: a closed one stays open in forked loader workers
 
 
@@ -115,7 +114,7 @@ class Terminal:
         import termios
 
         self._reading, writing = os.openpty()
-        termios.tcsetwinsize(writing, (ROWS, COLUMNS))
+        termios.tcsetwinsize(writing, (24, 80))  # rows and columns
         self.file = os.fdopen(writing, "w", buffering=1)  # a line at once, as Python's stdout
         self._thread = threading.Thread(target=self._read, name="terminal", daemon=True)
         self._thread.start()

@@ -58,9 +58,9 @@ def same(a, b):
 
 
 def assert_same(loader, reference):
-    found, wanted = list(loader), list(reference)
-    assert len(found) == len(wanted) > 0
-    assert all(map(same, found, wanted))
+    batches, wanted = list(loader), list(reference)
+    assert len(batches) == len(wanted) > 0
+    assert all(map(same, batches, wanted))
 
 
 def assert_threads_end():
@@ -89,10 +89,10 @@ class TestTheSameAsTorch:
         assert len(ours) == len(theirs)
         for epoch in range(2):
             torch.manual_seed(epoch)
-            found = list(ours)
+            batches = list(ours)
             torch.manual_seed(epoch)
-            assert all(map(same, found, theirs))
-            assert len(found) == len(ours)
+            assert all(map(same, batches, theirs))
+            assert len(batches) == len(ours)
 
     @THREADS
     @pytest.mark.parametrize(

@@ -92,8 +92,8 @@ def test_crops_are_distributed_as_torchvisions(width, height):
     torch.manual_seed(0)
     ours = np.array([draw_crop((0, 0, i), width, height) for i in range(DRAWS)], float)
     theirs = np.array([torchvisions_crop(width, height) for _ in range(DRAWS)], float)
-    for found, wanted in zip(quantities(ours), quantities(theirs)):
-        assert stats.ks_2samp(found, wanted).pvalue > SAME_DISTRIBUTION
+    for actual, wanted in zip(quantities(ours), quantities(theirs)):
+        assert stats.ks_2samp(actual, wanted).pvalue > SAME_DISTRIBUTION
     left, top, wide, high, _ = ours.T
     assert min(left.min(), top.min(), wide.min() - 1, high.min() - 1) >= 0
     assert (left + wide).max() <= width and (top + high).max() <= height
@@ -142,8 +142,8 @@ def test_pillow_makes_what_torchvision_makes_of_an_image(jpegs):
         wanted = torch.from_numpy(np.array(part)).permute(2, 0, 1).float().div(255)
         wanted = wanted.sub(mean[:, None, None]).div(std[:, None, None]).numpy()
         drawn = replace(sample, sample_id=sample_id)
-        (found,) = finish("classification_crop_pillow", [drawn], 224)["image"]
-        assert np.allclose(found, wanted, atol=1e-5)
+        (actual,) = finish("classification_crop_pillow", [drawn], 224)["image"]
+        assert np.allclose(actual, wanted, atol=1e-5)
 
 
 @pytest.mark.parametrize("input_px", [64, 224, 512])
@@ -165,8 +165,8 @@ def test_all_crop_preprocessors_do_the_same_work(jpegs, input_px):
 @pytest.mark.parametrize("name", [name for name, part in PREPROCESSORS.items() if part.in_pillow])
 def test_what_pillow_decoded_is_the_same_as_an_image_and_as_an_array(jpegs, name):
     as_array, as_image = (make_sample(jpegs[0], "pillow", as_image=how) for how in (False, True))
-    found, wanted = (finish(name, [each], 64)["image"] for each in (as_image, as_array))
-    assert np.array_equal(found, wanted)
+    actual, wanted = (finish(name, [each], 64)["image"] for each in (as_image, as_array))
+    assert np.array_equal(actual, wanted)
 
 
 # --- scaled decoding --------------------------------------------------------------------------
@@ -203,5 +203,5 @@ def test_a_scaled_decoder_delivers_the_same_crops(jpegs, name):
         whole.append(full)
     assert any(s.image_rgb.size < w.image_rgb.size for s, w in zip(samples, whole))
     specs = classifier_batch(len(samples), input_px)
-    found, wanted = (finish(name, each, input_px) for each in (samples, whole))
-    assert difference(found, wanted, specs, levels=SCALED_DECODING_TOLERANCE_LEVELS) == ""
+    actual, wanted = (finish(name, each, input_px) for each in (samples, whole))
+    assert difference(actual, wanted, specs, levels=SCALED_DECODING_TOLERANCE_LEVELS) == ""

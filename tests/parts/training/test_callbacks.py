@@ -16,7 +16,6 @@ from labkit.parts.devices import CpuDevice, SimulatedGpu
 from labkit.parts.training import STEPS
 from labkit.parts.training.callbacks import (
     CHECKPOINT,
-    HOST_ONLY,
     METRICS,
     Callback,
     Callbacks,
@@ -93,7 +92,8 @@ def test_who_needs_a_steps_result_waits_for_the_simulated_device(tmp_path, setti
         launched_s = clock.now()
         callbacks.after_step(BATCH)
         assert clock.now() == (2.0 if waits else launched_s)
-    assert callbacks.label() == {"training loop": HOST_ONLY}
+    simulated = "host's part real, device's part simulated"
+    assert callbacks.label() == {"training loop": simulated}
 
 
 @pytest.mark.parametrize("writer", ["sync", "thread"])

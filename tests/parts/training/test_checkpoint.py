@@ -83,12 +83,12 @@ def test_the_file_has_the_values_of_the_moment_it_was_saved(saver, path, device)
             for parameter in model.parameters():
                 parameter.add_(7)
         saver.finish()
-        found = loaded(path)
-        assert equal(found, {**state, "model": expected})
-        assert found["model"]._metadata == state["model"]._metadata  # versions of the layers
-        fresh, its_optimizer = trained()
-        fresh.load_state_dict(found["model"])
-        its_optimizer.load_state_dict(found["optimizer"])
+        restored = loaded(path)
+        assert equal(restored, {**state, "model": expected})
+        assert restored["model"]._metadata == state["model"]._metadata  # versions of the layers
+        fresh, fresh_optimizer = trained()
+        fresh.load_state_dict(restored["model"])
+        fresh_optimizer.load_state_dict(restored["optimizer"])
     assert [file.name for file in path.parent.iterdir()] == [path.name]
 
 
@@ -162,9 +162,9 @@ def test_a_save_killed_at_any_moment_leaves_a_complete_file(name, path):
         training.join(kill / 200)  # other moments of a save each time
         training.kill()
         training.join(PATIENCE_S)
-        found = loaded(path)
-        step = float(found["step"])
-        assert all(torch.equal(t, torch.full((1 << 18,), step)) for t in found["tensors"])
+        restored = loaded(path)
+        step = float(restored["step"])
+        assert all(torch.equal(t, torch.full((1 << 18,), step)) for t in restored["tensors"])
     with contextlib.closing(CHECKPOINT_WRITERS[name](path)) as saver:
         saver.save(filled(1))
     assert [file.name for file in path.parent.iterdir()] == [path.name]
