@@ -131,7 +131,10 @@ def utilization(summary: Summary) -> Figure:
     """
     drawn = _compared_devices(summary)
     lines, caption = title_and_caption(summary)
-    means = [f"{shares.mean():.0%} of the time with {row.name}" for row, (_, shares) in drawn]
+    means = [
+        f"{units.whole_percent(shares.mean())} of the time {words.using(row)}"
+        for row, (_, shares) in drawn
+    ]
     lines[0] = replace(lines[0], text=f"The GPU computes {', '.join(means)}")
     with page() as figure:
         panels = figure.subplots(len(drawn), sharex=True, sharey=True, squeeze=False)[:, 0]
