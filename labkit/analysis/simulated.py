@@ -9,7 +9,7 @@ from labkit import units
 from labkit.analysis.summary import Row, Summary
 from labkit.records import Hardware
 
-LONGEST_LIST = 60  # characters of the names of variants
+MOST_LISTED, LONGEST_LIST = 4, 60  # names of variants in a line, and their characters
 
 
 def describe_rate(rate: Mapping[str, Any]) -> str:
@@ -57,7 +57,7 @@ def warnings(summary: Summary) -> list[str]:
                     line = _line(summary, measured, row, hardware)
                     lines.setdefault(line[0].upper() + line[1:], []).append(row)
     return [
-        line if len(rows) == len(measured) else f"{line}: {_names(summary, rows, measured)}"
+        line if len(rows) == len(measured) else f"{line}: {_names(rows, measured)}"
         for line, rows in lines.items()
     ]
 
@@ -87,16 +87,10 @@ def beside_the_loader(rows: Sequence[Row]) -> str:
     return f"{most} × the loading rate, {units.rate(known[0].load_images_per_s)}"
 
 
-def _names(summary: Summary, rows: Sequence[Row], measured: Sequence[Row]) -> str:
-    """Return which variants: by name, by the storage that they share, or how many."""
-    names = dict.fromkeys(row.name for row in rows)  # once for all groups
-    # A line has room for four short names.
-    if len(names) <= 4 and len(listed := "; ".join(names)) <= LONGEST_LIST:
+def _names(rows: Sequence[Row], measured: Sequence[Row]) -> str:
+    """Return which variants: their names, or how many of all there are."""
+    names, every = ([*dict.fromkeys(row.name for row in some)] for some in (rows, measured))
+    listed = "; ".join(names)  # each once for all groups
+    if len(names) <= MOST_LISTED and len(listed) <= LONGEST_LIST:
         return listed
-    storages = {summary.info.variants[row.variant].storage for row in rows}
-    others = [row for row in measured if row not in rows]
-    if len(storages) == 1 and not any(
-        summary.info.variants[row.variant].storage in storages for row in others
-    ):
-        return f"variants with storage {storages.pop()}"
-    return f"{len(names)} variants"
+    return f"{len(names)} of {len(every)} variants"

@@ -135,7 +135,8 @@ def utilization(summary: Summary) -> Figure:
         f"{units.whole_percent(shares.mean())} of the time {words.using(row)}"
         for row, (_, shares) in drawn
     ]
-    lines[0] = replace(lines[0], text=f"The GPU computes {', '.join(means)}")
+    answer = ", ".join([means[0], *(mean.replace(" of the time", "") for mean in means[1:])])
+    lines[0] = replace(lines[0], text=f"The GPU computes {answer}")
     with page() as figure:
         panels = figure.subplots(len(drawn), sharex=True, sharey=True, squeeze=False)[:, 0]
         for axes, (row, (ends_s, shares)) in zip(panels, drawn):
