@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import math
 
+from labkit.language import Text
+
 UNKNOWN = "–"
 
 
@@ -55,12 +57,16 @@ def count(n: int | None, noun: str = "") -> str:
     """Write how many there are of something: "1 page", "1,234 pages"; without a noun "1,234"."""
     if n is None:
         return UNKNOWN
-    return f"{n:,} {noun}{'' if n == 1 else 's'}" if noun else f"{n:,}"
+    if not noun:
+        return f"{n:,}"
+    return Text("{n:,} {noun}").format(n=n, noun=noun if n == 1 else f"{noun}s")
 
 
 def rate(images_per_s: float | None) -> str:
     """Write a throughput: "123 images/s"."""
-    return UNKNOWN if images_per_s is None else f"{_three_digits(images_per_s)} images/s"
+    if images_per_s is None:
+        return UNKNOWN
+    return Text("{n} images/s").format(n=_three_digits(images_per_s))
 
 
 def percent(share: float | None) -> str:

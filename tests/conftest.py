@@ -55,6 +55,7 @@ def pytest_configure(config):
     # Before any library is imported that reads it.
     for name in filter(READ.match, list(os.environ)):
         del os.environ[name]
+    os.environ["LC_ALL"] = "C.UTF-8"  # English
     # A proxy does not know this machine's servers.
     os.environ["no_proxy"] = os.environ["NO_PROXY"] = "*"
     # Packages that were installed for the user alone stay where they are.

@@ -9,6 +9,8 @@ from labkit import units
 from labkit.analysis.summary import Row, Summary
 from labkit.records import Hardware
 
+MOST_LISTED, LONGEST_LIST = 4, 60  # names of variants in a line, and their characters
+
 
 def describe_rate(rate: Mapping[str, Any]) -> str:
     """Return what simulated hardware delivered: "41.0 of 81.0 files/s random with 8 readers"."""
@@ -55,7 +57,7 @@ def warnings(summary: Summary) -> list[str]:
                     line = _line(summary, measured, row, hardware)
                     lines.setdefault(line[0].upper() + line[1:], []).append(row)
     return [
-        line if len(rows) == len(measured) else f"{line}: {_names(rows)}"
+        line if len(rows) == len(measured) else f"{line}: {_names(rows, measured)}"
         for line, rows in lines.items()
     ]
 
@@ -85,7 +87,10 @@ def beside_the_loader(rows: Sequence[Row]) -> str:
     return f"{most} × the loading rate, {units.rate(known[0].load_images_per_s)}"
 
 
-def _names(rows: Sequence[Row]) -> str:
-    names = dict.fromkeys(row.name for row in rows)  # once for all groups
-    # A line has room for four names; more are counted.
-    return f"{len(names)} variants" if len(names) > 4 else "; ".join(names)
+def _names(rows: Sequence[Row], measured: Sequence[Row]) -> str:
+    """Return which variants: their names, or how many of all there are."""
+    names, every = ([*dict.fromkeys(row.name for row in some)] for some in (rows, measured))
+    listed = "; ".join(names)  # each once for all groups
+    if len(names) <= MOST_LISTED and len(listed) <= LONGEST_LIST:
+        return listed
+    return f"{len(names)} of {len(every)} variants"

@@ -30,6 +30,7 @@ from labkit.records import AnyTrial, RunInfo, Trial
 from labkit.settings import MIN_JUDGED_BLOCKS, MODES
 
 T = TypeVar("T")
+MOST_NAMED = 2  # disturbed variants of a block
 SWAPPED_PAGES = ("swapped_in_pages", "swapped_out_pages")
 
 
@@ -201,10 +202,15 @@ def disturbed_blocks(trials: Iterable[AnyTrial], cores: int) -> dict[int, str]:
                 trial.variant for trial in together if why_disturbed(trial.disturbance, cores)
             )
             reasons.setdefault(block, {}).setdefault(", ".join(names), why)
-    return {
-        block: ", ".join(f"{name}: {why}" if name else why for name, why in reasons[block].items())
-        for block in sorted(reasons)
-    }
+    return {block: _in_variants(reasons[block]) for block in sorted(reasons)}
+
+
+def _in_variants(reasons: Mapping[str, str]) -> str:
+    """Return what disturbed a block, by variant; of many, in the first of them."""
+    each = [f"{name}: {why}" if name else why for name, why in reasons.items()]
+    if len(each) > MOST_NAMED:
+        return f"{len(each)} variants, the first {each[0]}"
+    return ", ".join(each)
 
 
 def swapping_variants(trials: Iterable[AnyTrial]) -> dict[str, str]:

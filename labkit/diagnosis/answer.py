@@ -6,11 +6,11 @@ Phases + Gpu + Cpu ─▶ Facts ─▶ Answer ─▶ at most six lines
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
 from labkit import units
-from labkit.diagnosis.loops import Phase, Phases
+from labkit.diagnosis.loops import Loader, Phase, Phases
 from labkit.diagnosis.thresholds import (
     CORES_BUSY_SHARE,
     GPU_IDLE_SHARE,
@@ -22,19 +22,30 @@ from labkit.diagnosis.thresholds import (
     WORKER_BUSY_SHARE,
     WORKER_IDLE_SHARE,
 )  # fmt: skip
+from labkit.language import Text, columns, shown
 
 Verdict = Literal["problem", "small problem", "no problem", "cannot tell"]
 Device = Literal["cpu", "cuda", "mps", "xpu"]
 
 WRAP = "wrap it in the training loop: `for batch in lab.watch(loader)`"
-UNSEEN = {
+UNSEEN: dict[str, str] = {
     "nothing": "no DataLoader of torch was iterated over in this process",
     "short": "the run was too short: no step was seen after the first one and the batches that "
     "had been loaded meanwhile",
-    "loader": "the training takes its batches from a loader that watch does not see (not a "
-    f"DataLoader of torch, or in another process); {WRAP}",
-    "thread": "a thread takes the batches from the loader, and how they reach the training was not "
-    f"seen; {WRAP}",
+    "loader": Text(
+        "the training takes its batches from a loader that watch does not see (not a DataLoader of "
+        "torch, or in another process); {wrap}"
+    ).format(wrap=WRAP),
+    "thread": Text(
+        "a thread takes the batches from the loader, and how they reach the training was not seen; "
+        "{wrap}"
+    ).format(wrap=WRAP),
+}
+LOADING_IS = Text("Data loading is {problem}: {effect}.")
+PROBLEMS = {"problem": "the problem", "small problem": "a small part of the problem"}
+IN_VALIDATION = {
+    "problem": "the problem in the validation",
+    "small problem": "a small part of the problem in the validation",
 }
 
 
@@ -88,6 +99,29 @@ class Facts:
             phases[name] |= more
         return phases | {"run_s": self.phases.run_s} | facts | {"answer": asdict(answer(self))}
 
+    @classmethod
+    def from_json(cls, known: Mapping[str, Any]) -> Facts:
+        """Return the facts that `as_json` gave, with whatever else."""
+        phases = {
+            name: _made(Phase, known[name] | {"loaders": _loaders(known[name])})
+            for name in ("training", "validation")
+        }
+        parts = {
+            "phases": _made(Phases, {**known, **phases}),
+            "gpu": known["gpu"] and _made(Gpu, known["gpu"]),
+            "cpu": known["cpu"] and _made(Cpu, known["cpu"]),
+        }
+        return _made(cls, {**known, **parts})
+
+
+def _made(kind: Any, known: Mapping[str, Any]) -> Any:
+    """Return a dataclass from its fields, among others."""
+    return kind(**{field.name: known[field.name] for field in fields(kind)})
+
+
+def _loaders(phase: Mapping[str, Any]) -> tuple[Loader, ...]:
+    return tuple(_made(Loader, each) for each in phase["loaders"])
+
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
@@ -107,60 +141,64 @@ def answer(facts: Facts) -> Answer:
         return _cannot_tell(UNSEEN[phases.unseen])
     training, validation, gpu = phases.training, phases.validation, facts.gpu
     share = training.loading_share
-    waits = f"the {'training' if phases.trains else 'loop'} waits for data"
-    waits = f"{waits} {units.percent(share)} of its time"
+    who = "the training" if phases.trains else "the loop"
+    waits = Text("{who} waits for data {share} of its time")
+    waits = waits.format(who=who, share=units.percent(share))
     if share >= REPORTED_SHARE and facts.computes_on != "cpu":
         if gpu is None or gpu.utilization is None:
-            where = "without NVML" if facts.computes_on == "cuda" else f"on {facts.computes_on}"
-            why = f"whether the GPU computes meanwhile cannot be seen {where}"
-            return _cannot_tell(f"{waits}, but {why}")
+            where = Text("on {device}").format(device=facts.computes_on)
+            why = Text("{waits}, but whether the GPU computes meanwhile cannot be seen {where}")
+            is_cuda = facts.computes_on == "cuda"
+            return _cannot_tell(why.format(waits=waits, where="without NVML" if is_cuda else where))
         if (gpu.others or 0.0) >= OTHER_PROGRAMS_SHARE:
-            return _cannot_tell(f"{waits}, but other programs use the GPU as well")
+            return _cannot_tell(waits + Text(", but other programs use the GPU as well"))
         idle = 1 - gpu.utilization
         if idle < REPORTED_SHARE:
-            busy = units.percent(gpu.utilization)
-            waits = f"{waits}, but the GPU computes meanwhile (utilization {busy})"
+            computes = Text(", but the GPU computes meanwhile (utilization {busy})")
+            waits += computes.format(busy=units.percent(gpu.utilization))
         share = min(share, idle)  # no loader makes a GPU busier than all of the time
     run_s = phases.run_s or 1.0  # on a clock that stands still
     in_validation_s = validation.loading_share * validation.s
     saved = (share * training.s + in_validation_s) / run_s
     if in_validation_s >= REPORTED_SHARE * run_s:
-        waits += f"; the validation waits {units.percent(validation.loading_share)} of its time"
-        waits += f", which is {units.percent(in_validation_s / run_s)} of the run"
+        more = Text("; the validation waits {share} of its time, which is {of_run} of the run")
+        of_run = units.percent(in_validation_s / run_s)
+        waits += more.format(share=units.percent(validation.loading_share), of_run=of_run)
     worst = max(share, saved)
     if worst < MODERATELY_INPUT_BOUND_SHARE:
-        words = [waits]
         if gpu and gpu.utilization is not None and 1 - gpu.utilization >= GPU_IDLE_SHARE:
-            idle_share = units.percent(1 - gpu.utilization)
-            words.append(f"the GPU is idle {idle_share} of it because of the CPU work in a step")
-        sentence = f"Data loading is not the problem: {'; '.join(words)}."
+            is_idle = Text("; the GPU is idle {share} of it because of the CPU work in a step")
+            waits += is_idle.format(share=units.percent(1 - gpu.utilization))
+        sentence = Text("Data loading is not the problem: {why}.").format(why=waits)
         return Answer(verdict="no problem", sentence=sentence)
     verdict: Verdict = "problem" if worst >= INPUT_BOUND_SHARE else "small problem"
-    speed_up = None
+    speed_up, effect = None, Text("")
     if facts.ranks > 1:
-        effect = "the rest may include waiting for other ranks"
+        effect = Text("the rest may include waiting for other ranks")
     elif _cores_are_busy(facts.cpu):
-        effect = "its workers keep the cores busy, which slows down the rest as well"
+        effect = Text("its workers keep the cores busy, which slows down the rest as well")
     else:
         speed_up = 1 / max(1 - saved, 1e-3)
-        what = f"the {'run' if phases.trains else 'loop'} would be at most {speed_up:.3g} times"
-        effect = f"with loading that takes no time {what} as fast"
-    which = "the" if verdict == "problem" else "a small part of the"
-    if in_validation_s > share * training.s:
-        which, effect = f"{which} problem in the validation", f"{waits}; {effect}"
-    else:
-        which, effect = f"{which} problem", effect if speed_up else f"{waits}; {effect}"
+        effect = Text(
+            "with loading that takes no time {what} would be at most {speed_up:.3g} times as fast"
+        )
+        what = "the run" if phases.trains else "the loop"
+        effect = effect.format(what=what, speed_up=speed_up)
+    is_in_validation = in_validation_s > share * training.s
+    problem = (IN_VALIDATION if is_in_validation else PROBLEMS)[verdict]
+    if is_in_validation or not speed_up:
+        effect = Text("; ").join([waits, effect])
     phase = training if share >= MODERATELY_INPUT_BOUND_SHARE else validation
     return Answer(
         verdict=verdict,
-        sentence=f"Data loading is {which}: {effect}.",
+        sentence=LOADING_IS.format(problem=problem, effect=effect),
         cause=_cause(phase, facts.cpu),
         speed_up=speed_up,
     )
 
 
 def _cannot_tell(why: str) -> Answer:
-    sentence = f"Whether data loading is the problem cannot be told: {why}."
+    sentence = Text("Whether data loading is the problem cannot be told: {why}.").format(why=why)
     return Answer(verdict="cannot tell", sentence=sentence)
 
 
@@ -177,22 +215,23 @@ def _cause(phase: Phase, cpu: Cpu | None) -> str:
     """Return why batches come late, as far as it shows; "" where it does not."""
     workers = [loader.workers for loader in phase.loaders if loader.workers is not None]
     if phase.prepare_s > MAIN_CAUSE_SHARE * (phase.wait_s + phase.prepare_s):
-        return "the training process itself prepares batches after the loader"
+        return Text("the training process itself prepares batches after the loader")
     if workers and not any(workers):
-        return "num_workers=0, so the training process loads every batch itself"
+        return Text("num_workers=0, so the training process loads every batch itself")
     if phase.starts_s > MAIN_CAUSE_SHARE * phase.wait_s:
-        return "most of the waiting is at the start of epochs, while workers start"
+        return Text("most of the waiting is at the start of epochs, while workers start")
     if cpu is None or cpu.per_worker is None:
         return ""
     if _cores_are_busy(cpu):
-        return f"all {cpu.cores} cores are busy, so more workers would not help"
-    each = f"a worker uses {units.percent(cpu.per_worker)} of a core"
+        busy = Text("all {cores} cores are busy, so more workers would not help")
+        return busy.format(cores=cpu.cores)
+    each = Text("a worker uses {share} of a core").format(share=units.percent(cpu.per_worker))
     if cpu.per_worker >= WORKER_BUSY_SHARE:
-        return f"{each} and cores are idle, so more workers may help"
+        return each + Text(" and cores are idle, so more workers may help")
     if (cpu.busy_share or 0.0) >= CORES_BUSY_SHARE:
-        return f"{each}, and other programs keep the cores busy"
+        return each + Text(", and other programs keep the cores busy")
     if cpu.per_worker < WORKER_IDLE_SHARE:
-        return f"{each}: workers wait as well, for storage, a lock or one late batch"
+        return each + Text(": workers wait as well, for storage, a lock or one late batch")
     return ""
 
 
@@ -200,7 +239,7 @@ def _cause(phase: Phase, cpu: Cpu | None) -> str:
 
 
 def lines(facts: Facts, following: str = "", conclusion: Answer | None = None) -> list[str]:
-    """Return what was measured and the answer, in at most six lines.
+    """Return what was measured and the answer, in at most six lines, in the locale's language.
 
     Args:
         facts: what was measured.
@@ -211,30 +250,35 @@ def lines(facts: Facts, following: str = "", conclusion: Answer | None = None) -
     rows = [] if facts.phases.unseen else [phase_line(facts), *_run_line(facts.phases)]
     rows += [_machine_line(facts)] if rows else []
     rows.append(conclusion.sentence)
-    rows += [f"Cause: {conclusion.cause}."] if conclusion.cause else []
+    if conclusion.cause:
+        rows.append(Text("Cause: {cause}.").format(cause=conclusion.cause))
     if following and conclusion.verdict != "no problem":
-        rows.append(f"Next: {following}")
-    return rows
+        rows.append(Text("Next: {command}").format(command=following))
+    return list(map(shown, rows))
 
 
-def phase_line(facts: Facts) -> str:
+def phase_line(facts: Facts) -> Text:
     """Return steps, rate and waits of the training in a line."""
     phases, training = facts.phases, facts.phases.training
-    steps = f"{training.steps:,} batches"
+    steps = Text("{n:,} batches").format(n=training.steps)
     if phases.batches_per_update and phases.batches_per_update > 1.05:
-        steps += f" ({phases.batches_per_update:.3g} to an optimizer step)"
-    parts = [steps, units.rate(training.images_per_s)]
-    waits = f"waiting for data {units.percent(training.loading_share)} of the time"
+        to_step = Text(" ({n:.3g} to an optimizer step)")
+        steps += to_step.format(n=phases.batches_per_update)
+    waits = Text("waiting for data {share} of the time")
+    waits = waits.format(share=units.percent(training.loading_share))
     if training.median_wait_s is not None:
         median, p99 = map(units.seconds, (training.median_wait_s, training.p99_wait_s))
-        waits += f" (median {median}, 99th percentile {p99}"
-        often = training.cycle and training.wait_s >= REPORTED_SHARE * training.s
-        waits += f"; most of it every {training.cycle} batches)" if often else ")"
-    parts.append(waits)
+        waits += Text(" (median {median}, 99th percentile {p99}").format(median=median, p99=p99)
+        if training.cycle and training.wait_s >= REPORTED_SHARE * training.s:
+            waits += Text("; most of it every {n} batches").format(n=training.cycle)
+        waits += Text(")")
+    parts = [steps, units.rate(training.images_per_s), waits]
     if training.prepare_s >= REPORTED_SHARE * training.s:
-        share = units.percent(training.prepare_s / training.s)
-        parts.append(f"{share} of the time preparing batches after the loader")
-    return f"{'Training' if phases.trains else 'Loop'}: {', '.join(parts)}"
+        prepares = Text("{share} of the time preparing batches after the loader")
+        parts.append(prepares.format(share=units.percent(training.prepare_s / training.s)))
+    measured = Text(", ").join(parts)
+    line = Text("Training: {measured}") if phases.trains else Text("Loop: {measured}")
+    return line.format(measured=measured)
 
 
 def _run_line(phases: Phases) -> list[str]:
@@ -242,37 +286,40 @@ def _run_line(phases: Phases) -> list[str]:
     run_s, validation = phases.run_s, phases.validation
     if run_s - phases.training.s < REPORTED_SHARE * run_s:
         return []
-    parts = [
-        f"{'training' if phases.trains else 'loops'} {units.percent(phases.training.s / run_s)}"
-    ]
+    loops = Text("training {share}") if phases.trains else Text("loops {share}")
+    parts = [loops.format(share=units.percent(phases.training.s / run_s))]
     if validation.s:
+        of_it = Text("validation {share} (waiting for data {waits} of it)")
         waits = units.percent(validation.loading_share)
-        parts.append(
-            f"validation {units.percent(validation.s / run_s)} (waiting for data {waits} of it)"
-        )
-    parts.append(f"outside loops {units.percent(phases.outside_s / run_s)}")
-    return [f"Run: {', '.join(parts)}"]
+        parts.append(of_it.format(share=units.percent(validation.s / run_s), waits=waits))
+    outside = Text("outside loops {share}")
+    parts.append(outside.format(share=units.percent(phases.outside_s / run_s)))
+    return [Text("Run: {parts}").format(parts=Text(", ").join(parts))]
 
 
-def _machine_line(facts: Facts) -> str:
+def _machine_line(facts: Facts) -> Text:
     parts, gpu, cpu = [], facts.gpu, facts.cpu
     if gpu is not None and gpu.utilization is not None:
-        known = f"GPU: utilization {units.percent(gpu.utilization)}"
+        known = Text("GPU: utilization {share}").format(share=units.percent(gpu.utilization))
         if (gpu.others or 0.0) >= OTHER_PROGRAMS_SHARE:
-            known += f" (other programs: {units.percent(gpu.others)})"
+            known += Text(" (other programs: {share})").format(share=units.percent(gpu.others))
         if gpu.used_bytes is not None:
-            of = f" of {units.count_bytes(gpu.total_bytes)}" if gpu.total_bytes else ""
-            known += f", memory {units.count_bytes(gpu.used_bytes)}{of}"
-            known += " (memory in use says nothing about utilization)"
+            known += Text(", memory {used}").format(used=units.count_bytes(gpu.used_bytes))
+            if gpu.total_bytes:
+                known += Text(" of {total}").format(total=units.count_bytes(gpu.total_bytes))
+            known += Text(" (memory in use says nothing about utilization)")
         parts.append(known)
     elif facts.computes_on == "cpu":
-        parts.append("no GPU in use")
+        parts.append(Text("No GPU in use"))
     else:
-        parts.append("GPU: utilization unknown")
+        parts.append(Text("GPU: utilization unknown"))
     if cpu is not None:
-        workers = f", workers {cpu.workers:.2g}" if cpu.per_worker is not None else ""
-        parts.append(f"cores in use, of {cpu.cores}: training {cpu.process:.2g}{workers}")
-    return "; ".join(parts)[:1].upper() + "; ".join(parts)[1:]
+        used = Text("cores in use, of {cores}: training {process:.2g}")
+        used = used.format(cores=cpu.cores, process=cpu.process)
+        if cpu.per_worker is not None:
+            used += Text(", workers {n:.2g}").format(n=cpu.workers)
+        parts.append(used)
+    return Text("; ").join(parts)
 
 
 def lines_of_ranks(
@@ -294,22 +341,30 @@ def lines_of_ranks(
     shares = {row["rank"]: row["training"]["loading_share"] for row in rows}
     slowest = max(shares, key=shares.get)
     most_of_others = max(share for rank, share in shares.items() if rank != slowest)
-    (conclusion,) = (Answer(**row["answer"]) for row in rows if row["rank"] == slowest)
+    (row_of_slowest,) = (row for row in rows if row["rank"] == slowest)
+    conclusion = answer(Facts.from_json(row_of_slowest))
     apart = shares[slowest] - most_of_others
+    problem = PROBLEMS.get(conclusion.verdict)
     start = conclusion.sentence.partition(":")[0]
-    is_problem = conclusion.verdict in ("problem", "small problem")
-    is_training = is_problem and not start.endswith("validation")
+    is_training = problem is not None and not start.endswith("validation")
     if is_training and apart >= REPORTED_SHARE:
+        waits = Text(
+            "rank {rank} waits for data {share} of its time, and the other ranks, which wait for "
+            "data at most {most} of theirs, wait for it"
+        )
         share, most = units.percent(shares[slowest]), units.percent(most_of_others)
-        waits = f"rank {slowest} waits for data {share} of its time, and the other ranks"
-        waits = f"{waits}, which wait for data at most {most} of theirs, wait for it"
-        conclusion = replace(conclusion, sentence=f"{start}: {waits}.")
-    table = [["rank", "images/s", "waiting for data", "step"]]
+        waits = waits.format(rank=slowest, share=share, most=most)
+        sentence = LOADING_IS.format(problem=problem, effect=waits)
+        conclusion = replace(conclusion, sentence=sentence)
+    table = [list(map(shown, ("rank", "images/s", "waiting for data", "step")))]
     for row in rows:
         training = row["training"]
         rate = units.rate(training["images_per_s"]).removesuffix(" images/s")
         step = units.seconds(training["step_s"] / training["steps"])
         table.append([str(row["rank"]), rate, units.percent(training["loading_share"]), step])
-    widths = [max(map(len, column)) for column in zip(*table)]
-    table_lines = ["  ".join(map(str.rjust, row, widths)) for row in table]
+    widths = [max(map(columns, column)) for column in zip(*table)]
+    table_lines = [
+        "  ".join(" " * (width - columns(cell)) + cell for cell, width in zip(row, widths))
+        for row in table
+    ]
     return [*table_lines, *lines(facts, following, conclusion)]

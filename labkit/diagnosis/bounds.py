@@ -38,6 +38,7 @@ from labkit.diagnosis.thresholds import (
     SMALL_BATCH_BYTES,
     SMALL_WORK_RATIO,
 )  # fmt: skip
+from labkit.language import Text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -388,7 +389,7 @@ def _rows(bounds: Bounds) -> tuple[Row, ...]:
         waits = "waiting" if stage.kind == "transform" else stage.kind
         parts += [
             (stage.name, stage.kind, stage.wall_s - stage.wait_s),
-            (f"waiting in {stage.name}", waits, stage.wait_s),
+            (Text("waiting in {name}").format(name=stage.name), waits, stage.wait_s),
         ]
     if now.workers:
         sent_s = now.wall_s - sum(stage.wall_s for stage in bounds.stages)

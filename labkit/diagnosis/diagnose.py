@@ -33,6 +33,7 @@ from labkit.diagnosis.thresholds import (
 )  # fmt: skip
 from labkit.diagnosis.verify import Trials, try_remedies
 from labkit.files import bar
+from labkit.language import Text, shown
 from labkit.machine import shared_memory
 from labkit.parts.devices import SimulatedGpu
 
@@ -154,14 +155,16 @@ def check_budget(budget_s: float) -> None:
 
 
 @contextmanager
-def _bar(shown: bool) -> Iterator[Callable[[str, float], None]]:
+def _bar(visible: bool) -> Iterator[Callable[[str, float], None]]:
     """Show a bar; yield a function that sets its text and the share that is done."""
-    form = "{desc} {percentage:3.0f}% |{bar:20}| {elapsed}, {remaining} left{postfix}"
-    with bar(total=100, desc="diagnosis", disable=not shown, bar_format=form) as drawn:
+    left = Text("{desc} {percentage:3.0f}% |{bar:20}| {elapsed}, {remaining} left{postfix}")
+    form = shown(left)
+    title = shown("diagnosis")
+    with bar(total=100, desc=title, disable=not visible, bar_format=form) as drawn:
 
         def say(what: str, share: float) -> None:
             drawn.n = max(round(100 * share), drawn.n)
-            drawn.set_postfix_str(what)  # draws it
+            drawn.set_postfix_str(shown(what))  # draws it
 
         yield say
         say("done", 1.0)
@@ -194,11 +197,11 @@ class Diagnosis:
     """What ended the measurement early; "" where nothing did."""
 
     def __repr__(self) -> str:
-        return "\n".join(text.screen(self))
+        return text.screen(self)
 
     def details(self) -> str:
         """Return what the screen rests on: every arm, every part of a batch, what did not help."""
-        return "\n".join(text.details(self))
+        return text.details(self)
 
     def as_json(self) -> dict[str, Any]:
         """Return the conclusions as JSON holds them: numbers, strings, lists and dicts."""
@@ -302,4 +305,6 @@ def _word(m: Bounds) -> str:
     """Return how input-bound a training is, as far as the whole interval agrees."""
     limits = (MODERATELY_INPUT_BOUND_SHARE, INPUT_BOUND_SHARE)
     words = [WORDS[sum(share >= limit for limit in limits)] for share in m.stalls()]
-    return words[0] if words[0] == words[-1] else f"between {words[0]} and {words[-1]}"
+    if words[0] == words[-1]:
+        return words[0]
+    return Text("between {low} and {high}").format(low=words[0], high=words[-1])

@@ -25,6 +25,7 @@ from labkit.diagnosis.diagnose import BUDGET_S, Diagnosis, check_budget, diagnos
 from labkit.diagnosis.hook import HOOK
 from labkit.diagnosis.loops import Event, Loops
 from labkit.diagnosis.measure import Loop, Stopped
+from labkit.language import Text
 
 if TYPE_CHECKING:
     from greenlet import greenlet
@@ -278,7 +279,8 @@ def supplying(live: LiveDiagnosis) -> Iterator[None]:
         except Ended:
             raise
         except BaseException as error:
-            live.end(f"the training ended with {type(error).__name__}")
+            ended = Text("the training ended with {error}")
+            live.end(ended.format(error=type(error).__name__))
             raise
         else:
             live.end("the training ended before it was diagnosed")

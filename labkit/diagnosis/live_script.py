@@ -26,9 +26,10 @@ from labkit.diagnosis.diagnose import Diagnosis
 from labkit.diagnosis.live import Ended, LiveDiagnosis, supplying
 from labkit.diagnosis.script import Program, execute, show_as_without, start_children_with
 from labkit.diagnosis.watch import rank_of_launcher, say
+from labkit.language import Text, is_chinese, shown
 
 VARIABLE = "LABKIT_DIAGNOSE"  # of the environment: what started processes are to do, as JSON
-BEFORE = (
+BEFORE = Text(
     "This run is thrown away. Once {what} trains, copies of its loader and kept batches are "
     "measured for about {budget}; then it is ended, without the end of an epoch. Its own `finally` "
     "blocks and exception handlers run, and may write files."
@@ -63,7 +64,9 @@ def diagnose_script(
     is_first = not rank_of_launcher()
     if is_first:
         what, budget = " ".join(program.words), units.whole_seconds(budget_s)
-        say(textwrap.fill(BEFORE.format(what=what, budget=budget), 90))
+        before = shown(BEFORE.format(what=what, budget=budget))
+        # Chinese characters take two columns.
+        say(textwrap.fill(before, 45 if is_chinese() else 90))
     begun_s = time.time()
     start_children_with(VARIABLE, request, diagnose_when_it_trains)
     live, own_exit = _live(request), None
@@ -82,9 +85,10 @@ def diagnose_script(
         shutil.rmtree(folder, ignore_errors=True)
         changed = changed_files(Path.cwd(), begun_s, but=json_file) if is_first else []
         if changed:
-            say(f"Files that changed during this run: {', '.join(changed)}")
+            changed_here = Text("Files that changed during this run: {files}")
+            say(changed_here.format(files=", ".join(changed)))
     if live.diagnosis is None and is_first and not by_child:
-        say(f"Nothing was diagnosed: {live.why_not()}.")
+        say(Text("Nothing was diagnosed: {why}.").format(why=live.why_not()))
     if own_exit is not None and own_exit.code:
         raise own_exit
     is_missing = live.diagnosis is None and is_first and not by_child

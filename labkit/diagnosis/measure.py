@@ -36,6 +36,7 @@ from labkit.diagnosis import loaders, stages
 from labkit.diagnosis.devices import Cuda, Host, find_device
 from labkit.diagnosis.facts import Batch, Copies, Facts, Stretch
 from labkit.diagnosis.profile import NO_DATALOADER, kinds_of
+from labkit.language import Text
 from labkit.machine import hardware, procfs
 from labkit.machine.usage import cores_s, own_cpu_s, tree_read_bytes
 from labkit.parts.decoding import DECODERS
@@ -323,10 +324,11 @@ def stall_limit() -> Iterator[Callable]:
         signal.setitimer(signal.ITIMER_REAL, limit_s, limit_s)
 
     def stop(*_: object) -> None:
-        raise Stopped(
-            f"waited {limit_s:g} s for {awaited}, got nothing; "
+        why = Text(
+            "waited {limit_s:g} s for {awaited}, got nothing; "
             "try it by hand with num_workers=0, where an error shows itself"
         )
+        raise Stopped(why.format(limit_s=limit_s, awaited=awaited))
 
     before, since_s = signal.signal(signal.SIGALRM, stop), time.monotonic()
     left_s, interval_s = signal.setitimer(signal.ITIMER_REAL, 0.0)
@@ -422,12 +424,15 @@ def _is_images(array: Any) -> bool:
 def in_one_line(error: Exception) -> str:
     """Return what the user's loader or step raised, in one line."""
     if isinstance(error, Stopped):
-        return str(error)
+        return error.args[0]
     message = one_line(error)
     if "Original Traceback" in str(error):
-        return f"{message} (in a loader worker)"
+        return Text("{message} (in a loader worker)").format(message=message)
     if isinstance(error, EOFError | ConnectionError) or "DataLoader worker" in message:
-        return f"a loader worker ended while it was waited for ({message}); memory may have run out"
+        ended = Text(
+            "a loader worker ended while it was waited for ({message}); memory may have run out"
+        )
+        return ended.format(message=message)
     return message
 
 
@@ -457,13 +462,13 @@ def _measure(
     seconds = stretch_s(ARMS_SHARE * budget_s, len(arms))
     too_large = _too_large(files)
     if too_large:
-        record.note(f"warm is as found: {too_large}")
+        record.note(Text("warm is as found: {why}").format(why=too_large))
     fits, warmed = bool(files) and not too_large, False
     ends_s = time.monotonic() + ARMS_SHARE * budget_s
     for arm in in_blocks(arms, ends_s, lambda text, share: say(text, ARMS_SHARE * share)):
         if arm == "cold":
             if reason := why_not_evicted(files):
-                record.note(f"cold was not measured: {reason}")
+                record.note(Text("cold was not measured: {why}").format(why=reason))
                 arms.remove("cold")
                 continue
             warmed = False
@@ -481,7 +486,8 @@ def _measure(
         probe = stages.probe_stages(loop.loader, seconds=STAGES_SHARE * budget_s)
     record.set(probe=probe)
     if probe.error:
-        record.set(failed=(f"looking into a worker ended early: {in_one_line(probe.error)}",))
+        early = Text("looking into a worker ended early: {why}")
+        record.set(failed=(early.format(why=in_one_line(probe.error)),))
     if any(stage.kind == "decode" for stage in probe.stages):
         record.set(decoders_s=_decoders_s(files))
     if is_data_loader:
@@ -566,7 +572,8 @@ def in_blocks(
         if block >= FEWEST_BLOCKS and time.monotonic() > ends_s:
             return
         for number, arm in enumerate(order.sample(list(arms), len(arms))):
-            say(f"block {block + 1} of {BLOCKS}", (block + number / len(arms)) / BLOCKS)
+            text = Text("block {n} of {blocks}").format(n=block + 1, blocks=BLOCKS)
+            say(text, (block + number / len(arms)) / BLOCKS)
             _let_queues_fill()
             yield arm
 
@@ -595,7 +602,8 @@ def _too_large(files: Sequence[Path]) -> str:
     """Return why files cannot be read into memory; "" if they can."""
     total_bytes = sum(path.stat().st_size for path in files)
     if total_bytes > 0.4 * hardware.memory_bytes():  # at most 40 % of it
-        return f"{units.count_bytes(total_bytes)} of files do not fit into memory"
+        too_large = Text("{size} of files do not fit into memory")
+        return too_large.format(size=units.count_bytes(total_bytes))
     return ""
 
 
@@ -641,7 +649,8 @@ def _look_into_step(record: _Record, loop: Loop, seconds: float) -> None:
             kinds.pop("compute", None)
         record.set(host_kinds=kinds)
     except ImportError as missing:
-        record.note(f"what the host does in a step was not looked at: {missing}")
+        not_seen = Text("what the host does in a step was not looked at: {missing}")
+        record.note(not_seen.format(missing=missing))
     with _one_thread():
         record.set(copy_bytes_s=_median_s(device, partial(loaders.copy_batch, batch)))
     copies = [device.copying(batch, pinned=pinned) for pinned in (False, True)]
@@ -657,7 +666,8 @@ def _look_into_step(record: _Record, loop: Loop, seconds: float) -> None:
             loop.step(whole(batches[0]))
         except Exception as error:  # such as batch.numpy(), or no memory for them
             message = in_one_line(error)
-            record.note(f"copying was not timed: no step with batches on the device: {message}")
+            no_step = Text("copying was not timed: no step with batches on the device: {message}")
+            record.note(no_step.format(message=message))
             record.set(copies=Copies())
             batches = loop.resident
         # Waiting spins, so only CUDA's profile tells it from work.  One step more is skipped.

@@ -28,6 +28,7 @@ from labkit.diagnosis.thresholds import (
     WORKERS_IDLE_SHARE,
     WORKERS_WORKING_SHARE,
 )  # fmt: skip
+from labkit.language import Text, shown
 from labkit.machine.clock import Clock, SystemClock
 from labkit.machine.usage import cores_s
 
@@ -68,61 +69,76 @@ def watch_from_outside(pid: int, clock: Clock | None = None) -> str:
     """
     if not Path("/proc/self/stat").exists():
         raise ValueError("--pid must be used on Linux, which tells what a process does")
-    sight = _look(pid, clock or SystemClock())
+    return "\n".join(map(shown, lines(_look(pid, clock or SystemClock()))))
+
+
+def lines(sight: Sight) -> list[Text]:
+    """Return what was seen, and the answer."""
     answer, why = conclude(sight)
-    conclusion = f"Loading is {answer} the limit"
-    if answer == "cannot tell":
-        conclusion = "Whether loading is the limit cannot be told from outside"
-    return "\n".join([*_lines(sight), f"{conclusion}: {why}."])
+    conclusion = {
+        "likely": Text("Loading is likely the limit: {why}."),
+        "unlikely": Text("Loading is unlikely the limit: {why}."),
+        "cannot tell": Text("Whether loading is the limit cannot be told from outside: {why}."),
+    }[answer]
+    return [*_seen(sight), conclusion.format(why=why)]
 
 
 def conclude(sight: Sight) -> tuple[Literal["likely", "unlikely", "cannot tell"], str]:
     """Return whether loading is the limit, and what that rests on."""
     asleep = sight.share("trainer", "asleep", "network")
     working = sight.share("workers", "running", "disk", "network")
-    sleeps = f"the training process sleeps {units.percent(asleep)} of the time"
+    sleeps = Text("the training process sleeps {share} of the time")
+    sleeps = sleeps.format(share=units.percent(asleep))
     if sight.gpu is not None and sight.gpu >= GPU_BUSY_SHARE:
-        busy = f"the GPU computes {units.percent(sight.gpu)} of the time"
+        busy = Text("the GPU computes {share} of the time").format(share=units.percent(sight.gpu))
         if sight.ranks > 1:
-            return "cannot tell", f"{busy}, but NCCL does so, too, while it waits for other ranks"
+            busy += Text(", but NCCL does so, too, while it waits for other ranks")
+            return "cannot tell", busy
         return "unlikely", busy
     if sight.share("trainer", "disk") >= TRAINER_WAITING_SHARE:
-        share = units.percent(sight.share("trainer", "disk"))
-        return "likely", f"the training process itself waits for a disk {share} of the time"
+        waits = Text("the training process itself waits for a disk {share} of the time")
+        return "likely", waits.format(share=units.percent(sight.share("trainer", "disk")))
     if not sight.worker_count:
-        why = "it has no workers, so one process loads and computes"
+        why = Text("it has no workers, so one process loads and computes")
         if asleep > 1 - NEVER_WAITING_SHARE and sight.below:
-            started = ", ".join(map(str, sight.below))
-            why = f"this process only waits; look at one that it started: {started}"
+            why = Text("this process only waits; look at one that it started: {started}")
+            why = why.format(started=", ".join(map(str, sight.below)))
         return "cannot tell", why
     if sight.uses_gpu and sight.gpu is None:
-        return "cannot tell", "NVML does not say how much of the time its GPU computes"
+        return "cannot tell", Text("NVML does not say how much of the time its GPU computes")
     if asleep < NEVER_WAITING_SHARE:
-        return "unlikely", f"{sleeps} only"
-    works = f"its workers work or wait for storage {units.percent(working)} of the time"
+        return "unlikely", sleeps + Text(" only")
+    works = Text("its workers work or wait for storage {share} of the time")
+    works = works.format(share=units.percent(working))
+    both = Text(", and ").join([sleeps, works])
     if asleep >= TRAINER_WAITING_SHARE and working >= WORKERS_WORKING_SHARE:
-        return "likely", f"{sleeps}, and {works}"
+        return "likely", both
     computes = sight.gpu is not None and sight.gpu >= 1 - asleep - TRAINER_WAITING_SHARE
     if working < WORKERS_IDLE_SHARE and computes:
-        return "unlikely", f"{works}: they have nothing to do"
-    return "cannot tell", f"{sleeps}, and {works}"
+        return "unlikely", works + Text(": they have nothing to do")
+    return "cannot tell", both
 
 
-def _lines(sight: Sight) -> list[str]:
-    def shares(who: Literal["trainer", "workers"]) -> str:
+def _seen(sight: Sight) -> list[Text]:
+    def shares(who: Literal["trainer", "workers"]) -> Text:
         names: tuple[State, ...] = ("running", "disk", "network", "asleep")
         words = ("running", "waiting for a disk", "waiting for a network", "asleep")
         known = [(word, sight.share(who, name)) for word, name in zip(words, names)]
-        return ", ".join(f"{word} {units.percent(share)}" for word, share in known if share)
+        part = Text("{state} {share}")
+        parts = (part.format(state=w, share=units.percent(share)) for w, share in known if share)
+        return Text(", ").join(parts)
 
-    lines = [f"Training process: {shares('trainer')}"]
+    line = Text("{who}: {states}")
+    seen = [line.format(who="Training process", states=shares("trainer"))]
     if sight.worker_count:
-        lines.append(f"{units.count(sight.worker_count, 'worker')}: {shares('workers')}")
-    gpu = f"GPU: {'utilization unknown' if sight.uses_gpu else 'none in use'}"
+        workers = units.count(sight.worker_count, "worker")
+        seen.append(line.format(who=workers, states=shares("workers")))
+    gpu = Text("GPU: utilization unknown") if sight.uses_gpu else Text("GPU: none in use")
     if sight.gpu is not None:
-        gpu = f"GPU: utilization {units.percent(sight.gpu)}"
-    cores = "" if sight.cores_busy is None else f"; cores busy {units.percent(sight.cores_busy)}"
-    return [*lines, gpu + cores]
+        gpu = Text("GPU: utilization {share}").format(share=units.percent(sight.gpu))
+    if sight.cores_busy is not None:
+        gpu += Text("; cores busy {share}").format(share=units.percent(sight.cores_busy))
+    return [*seen, gpu]
 
 
 def _look(pid: int, clock: Clock) -> Sight:

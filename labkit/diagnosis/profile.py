@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 from labkit import units
 from labkit.diagnosis.facts import Kind
 from labkit.diagnosis.loaders import copied, end_workers, epochs, is_data_loader
+from labkit.language import Name
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -244,7 +245,7 @@ def kinds_of(run: Callable[[], object], *, on_cuda: bool) -> dict[str, Kind]:
         spent[_kind_of(frames, on_cuda)][own[-1] if own else ""] += spent_s
     total_s = sum(functions.total() for functions in spent.values()) or 1.0
     return {
-        kind: Kind(functions.total() / total_s, functions.most_common(1)[0][0])
+        kind: Kind(functions.total() / total_s, Name(functions.most_common(1)[0][0]))
         for kind, functions in spent.items()
     }
 

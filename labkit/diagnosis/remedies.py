@@ -43,6 +43,7 @@ from labkit.diagnosis.thresholds import (
     SMALL_BATCH_BYTES,
     UNEXPLAINED_SHARE,
 )  # fmt: skip
+from labkit.language import Text
 
 COMPUTE, DUPLICATED, SHARED_MEMORY = "compute", "duplicated work", "shared memory"
 MOST_WAITING_WORKERS = 16  # that are tried where batches mostly wait, whatever the cores
@@ -140,10 +141,13 @@ def _more_workers(m: Bounds) -> Sequence[int]:
 
 def _why_workers(m: Bounds, count: int) -> str:
     if not m.now.workers:
-        return f"the main process makes the batches itself, {units.seconds(m.alone_s)} each"
+        itself = Text("the main process makes the batches itself, {seconds} each")
+        return itself.format(seconds=units.seconds(m.alone_s))
     if _waits(m) > 0.5:
-        return f"{units.whole_percent(_waits(m))} of making a batch is waiting, which needs no core"
-    return f"{m.now.workers} of {m.now.cores} cores make batches"
+        waiting = Text("{share} of making a batch is waiting, which needs no core")
+        return waiting.format(share=units.whole_percent(_waits(m)))
+    few = Text("{workers} of {cores} cores make batches")
+    return few.format(workers=m.now.workers, cores=m.now.cores)
 
 
 def _fewer_workers(m: Bounds) -> Sequence[int]:
@@ -214,9 +218,11 @@ def _with_its_reads(m: Bounds, transform: Stage) -> Sequence[Stage]:
 
 
 def _took(m: Bounds, stages: Sequence[Stage]) -> str:
-    took = units.seconds(sum(s.wall_s for s in stages))
-    what = "in which a worker makes a batch" if m.now.workers else "that a batch takes"
-    return f"{stages[0].name} takes {took} of the {units.seconds(m.made_s)} {what}"
+    took, made = units.seconds(sum(s.wall_s for s in stages)), units.seconds(m.made_s)
+    takes = Text("{name} takes {took} of the {made} that a batch takes")
+    if m.now.workers:
+        takes = Text("{name} takes {took} of the {made} in which a worker makes a batch")
+    return takes.format(name=stages[0].name, took=took, made=made)
 
 
 def _fastest_decoder(m: Bounds, stages: Sequence[Stage]) -> str:
@@ -224,10 +230,9 @@ def _fastest_decoder(m: Bounds, stages: Sequence[Stage]) -> str:
         return ""
     best = min(m.facts.decoders_s, key=m.facts.decoders_s.get)
     own_s = sum(stage.wall_s for stage in stages) / m.facts.batch.samples
-    return (
-        f"; an image takes {units.seconds(own_s)}, labkit's {best} "
-        f"{units.seconds(m.facts.decoders_s[best])} here"
-    )
+    faster = Text("; an image takes {own}, labkit's {decoder} {seconds} here")
+    fastest_s = m.facts.decoders_s[best]
+    return faster.format(own=units.seconds(own_s), decoder=best, seconds=units.seconds(fastest_s))
 
 
 FEWER = {"float64": ("float32", 0.5), "float32": ("uint8", 0.25)}
@@ -265,7 +270,7 @@ def _fewer_bytes(m: Bounds, dtype: str) -> dict[str, Any]:
 
 def _why_fewer(m: Bounds, _: str) -> str:
     total = units.count_bytes(m.facts.batch.total_bytes)
-    return f"a batch is {total}, a sample {bytes_in_words(m)}"
+    return Text("a batch is {total}, a sample {size}").format(total=total, size=bytes_in_words(m))
 
 
 def _write_fewer(_: object, dtype: str) -> str:
@@ -279,10 +284,15 @@ def bytes_in_words(m: Bounds) -> str:
     if not m.facts.batch.total_bytes or not m.facts.batch.samples:
         return ""
     dtype = m.facts.batch.main_dtype
-    words = f"{dtype}, {units.count_bytes(m.facts.batch.total_bytes / m.facts.batch.samples)}"
+    words = Text("{dtype}, {size}").format(
+        dtype=dtype, size=units.count_bytes(m.facts.batch.total_bytes / m.facts.batch.samples)
+    )
     if _wide(m):
         other, share = FEWER[dtype]
-        words += f"; {other} would be {'half' if share == 0.5 else 'a quarter'}"
+        is_half = Text("; {dtype} would be half")
+        words += (is_half if share == 0.5 else Text("; {dtype} would be a quarter")).format(
+            dtype=other
+        )
     return words
 
 
@@ -308,25 +318,33 @@ def _pinned(m: Bounds, _: object) -> dict[str, Any]:
 
 
 def _why_pinned(m: Bounds, _: object) -> str:
-    return (
-        f"a copy of {units.count_bytes(m.facts.batch.total_bytes)} takes "
-        f"{units.seconds(m.copy.s)}, in which the host waits; "
-        f"from pinned memory {units.seconds(m.facts.copies.pinned_s)}"
+    copies = Text(
+        "a copy of {size} takes {seconds}, in which the host waits; from pinned memory {pinned}"
+    )
+    return copies.format(
+        size=units.count_bytes(m.facts.batch.total_bytes),
+        seconds=units.seconds(m.copy.s),
+        pinned=units.seconds(m.facts.copies.pinned_s),
     )
 
 
 def _why_pinning(m: Bounds, _: object) -> str:
-    return (
-        f"a single thread copies every batch of {units.count_bytes(m.facts.batch.total_bytes)} "
-        f"into pinned memory; that takes it {units.seconds(m.now.pinning_s)} of the "
-        f"{units.seconds(m.alone_s)} in which the loader delivers a batch"
+    pins = Text(
+        "a single thread copies every batch of {size} into pinned memory; that takes it {pinning} "
+        "of the {alone} in which the loader delivers a batch"
+    )
+    return pins.format(
+        size=units.count_bytes(m.facts.batch.total_bytes),
+        pinning=units.seconds(m.now.pinning_s),
+        alone=units.seconds(m.alone_s),
     )
 
 
 def _why_shared_storage(m: Bounds, _: object) -> str:
     assert m.fetched_per_s is not None  # the row that the line applies to depends on it
     one, together = (f"{units.count_bytes(rate)}/s" for rate in m.fetched_per_s)
-    return f"{m.now.workers} workers together read {together} from storage, and one alone {one}"
+    reads = Text("{workers} workers together read {together} from storage, and one alone {one}")
+    return reads.format(workers=m.now.workers, together=together, one=one)
 
 
 def _unsynchronized(m: Bounds, _: object) -> dict[str, Any]:
@@ -341,17 +359,18 @@ def _on_host_s(m: Bounds) -> float:
 def _of_step(what: str, kind: str) -> Callable[[Bounds, object], str]:
     def reason(m: Bounds, _: object) -> str:
         function = m.facts.host_kinds[kind].function
-        return (
-            f"{what} takes {units.seconds(m.kind_s(kind))} of the "
-            f"{units.seconds(m.now.step_s)} of a step" + (f", most in {function}" * bool(function))
-        )
+        takes = Text("{what} takes {seconds} of the {step} of a step")
+        if function:
+            takes = Text("{what} takes {seconds} of the {step} of a step, most in {function}")
+        seconds, step = units.seconds(m.kind_s(kind)), units.seconds(m.now.step_s)
+        return takes.format(what=what, seconds=seconds, step=step, function=function)
 
     return reason
 
 
 def _instead_of(stage: Stage) -> str:
     """Return a function's name, and what to write instead where that is known."""
-    return ": ".join(filter(None, (stage.name, advice_for(stage.name))))
+    return Text(": ").join(filter(None, (stage.name, advice_for(stage.name))))
 
 
 def only_tried(m: Bounds, subject: object) -> None:
@@ -364,21 +383,28 @@ REMEDIES = (
          lambda m: _given(m.now.workers > 0 and "persistent_workers" not in m.facts.arguments),
          # Persistent workers only get a new order at the start of an epoch: 0.01 s.
          lambda m, _: {"startup_s": min(m.now.startup_s, 0.01 / m.steps)},
-         lambda m, _: f"starting workers takes {units.seconds(m.now.startup_s * m.steps)} of every "
-         f"epoch of {units.count(m.steps, 'step')}",
+         lambda m, _: Text("starting workers takes {seconds} of every epoch of {steps}").format(
+             seconds=units.seconds(m.now.startup_s * m.steps), steps=units.count(m.steps, "step")
+         ),
          "", lambda m, _: {"persistent_workers": True}),
     Line("more prefetching", JITTER,
          _more_ahead,
          # Where the loader alone keeps up with the step, only a trial can tell.
          lambda m, _: {"hindered_s": 0.0} if m.alone_s > m.now.step_s else None,
-         lambda m, _: f"the slowest batch takes {units.seconds(m.slowest_s)}; the batches prepared "
-         f"ahead are used up after {units.seconds(m.facts.ahead * m.now.workers * m.pace_s)}",
+         lambda m, _: Text(
+             "the slowest batch takes {slowest}; the batches prepared ahead are used up after "
+             "{ahead}"
+         ).format(
+             slowest=units.seconds(m.slowest_s),
+             ahead=units.seconds(m.facts.ahead * m.now.workers * m.pace_s),
+         ),
          "", lambda m, n: {"prefetch_factor": n}),
     Line("limit threads", "threads",
          lambda m: _given(m.now.workers * m.facts.probe.threads > m.now.cores),
          only_tried,
-         lambda m, _: f"{m.now.workers} workers × {m.facts.probe.threads:.2g} threads share "
-         f"{m.now.cores} cores",
+         lambda m, _: Text("{workers} workers × {threads:.2g} threads share {cores} cores").format(
+             workers=m.now.workers, threads=m.facts.probe.threads, cores=m.now.cores
+         ),
          "", lambda m, _: {
              "worker_init_fn": OneThread(
                  m.facts.arguments.get("worker_init_fn"), m.facts.has_opencv
@@ -387,16 +413,23 @@ REMEDIES = (
     Line("no workers", OVERHEAD,
          lambda m: _given(m.now.workers > 0 and bool(_small_batches(m))),
          only_tried,
-         lambda m, _: f"handing over a batch takes {units.seconds(_overhead_s(m))}, making one "
-         f"{units.seconds(sum(s.wall_s for s in m.stages))}",
+         lambda m, _: Text("handing over a batch takes {handing}, making one {making}").format(
+             handing=units.seconds(_overhead_s(m)),
+             making=units.seconds(sum(s.wall_s for s in m.stages)),
+         ),
          "", lambda m, _: {"num_workers": 0}),
     Line("more workers", "workers", _more_workers,
          # Where storage is saturated, only a trial can tell.
          lambda m, n: None if m.share_of(SHARED_STORAGE) else {"workers": n},
          _why_workers, "", lambda m, n: {"num_workers": n}),
     Line("fewer workers", "workers", _fewer_workers, only_tried,
-         lambda m, n: f"{m.now.workers} workers make a batch in {units.seconds(m.alone_s)}, which "
-         f"one of them makes in {units.seconds(m.now.wall_s)} by itself",
+         lambda m, n: Text(
+             "{workers} workers make a batch in {together}, which one of them makes in {one} by "
+             "itself"
+         ).format(
+             workers=m.now.workers, together=units.seconds(m.alone_s),
+             one=units.seconds(m.now.wall_s),
+         ),
          "", lambda m, n: {"num_workers": n}),
     Line("no pinning", PINNING,
          lambda m: _given(m.share_of(PINNING) > 0), only_tried, _why_pinning,
@@ -415,8 +448,10 @@ REMEDIES = (
          _pinned, _why_pinned, "", lambda m, _: {"pin_memory": True}),
     Line("synchronize less often", "synchronization",
          _always, _unsynchronized,
-         lambda m, _: f"in every step the host waits {units.seconds(m.syncs_s)} until the device "
-         "is done (.item(), .cpu(), print)",
+         lambda m, _: Text(
+             "in every step the host waits {seconds} until the device is done "
+             "(.item(), .cpu(), print)"
+         ).format(seconds=units.seconds(m.syncs_s)),
          "keep the loss on the device (loss.detach()), and read it every 50 steps"),
     *(
         Line(name, kind, _always,
@@ -460,31 +495,46 @@ REMEDIES = (
          lambda m: _given(_is_launch_bound(m)),
          lambda m, _: {"step_s": m.now.device_s,
                        **_less(m, m.kind_s("launch"), "host_s", "host_cpu_s")},
-         lambda m, _: f"launching takes {units.seconds(m.kind_s('launch'))} of the "
-         f"{units.seconds(m.now.step_s)} of a step, in which the device computes for "
-         f"{units.seconds(m.now.device_s)}",
+         lambda m, _: Text(
+             "launching takes {launch} of the {step} of a step, in which the device computes for "
+             "{device}"
+         ).format(
+             launch=units.seconds(m.kind_s("launch")), step=units.seconds(m.now.step_s),
+             device=units.seconds(m.now.device_s),
+         ),
          "model.compile(mode='reduce-overhead'), a fused optimizer (fused=True), or larger batches",
          easy=False),
     Line("split between workers", DUPLICATED,
          lambda m: _given(m.facts.duplicated and m.now.workers > 1),
          lambda m, _: {"shorter": 1 / m.now.workers},
-         lambda m, _: f"each of {m.now.workers} workers delivers the same samples: an epoch is "
-         f"{m.now.workers} times as long as its data",
+         lambda m, _: Text(
+             "each of {workers} workers delivers the same samples: an epoch is {workers} times as "
+             "long as its data"
+         ).format(workers=m.now.workers),
          "in __iter__: worker = get_worker_info(); "
          "itertools.islice(samples, worker.id, None, worker.num_workers)"),
     Line("share no lock", EACH_OTHER,
          lambda m: _given(m.share_of(EACH_OTHER) + m.share_of(JITTER) > 0),
          lambda m, _: {"hindered_s": 0.0},
-         lambda m, _: f"{m.now.workers} workers make a batch in {units.seconds(m.alone_s)}, one "
-         f"alone would in {units.seconds(m.now.wall_s)}, and cores are idle",
+         lambda m, _: Text(
+             "{workers} workers make a batch in {together}, one alone would in {one}, and cores "
+             "are idle"
+         ).format(
+             workers=m.now.workers, together=units.seconds(m.alone_s),
+             one=units.seconds(m.now.wall_s),
+         ),
          "a handle or connection of its own for each worker (worker_init_fn), no lock around "
          "what waits", easy=False),
     Line("larger batches", OVERHEAD, _small_batches,
          _in_large_batches,
-         lambda m, _: f"{units.seconds(_overhead_s(m))} a batch do not depend on its "
-         f"{units.count(m.facts.batch.samples, m.facts.batch.unit[:-1])}; from "
-         f"{_enough_samples(m)} on they are below "
-         f"{units.whole_percent(NEGLIGIBLE_OVERHEAD_SHARE)}",
+         lambda m, _: Text(
+             "{seconds} a batch do not depend on its {samples}; from {enough} on they are below "
+             "{share}"
+         ).format(
+             seconds=units.seconds(_overhead_s(m)),
+             samples=units.count(m.facts.batch.samples, m.facts.batch.unit[:-1]),
+             enough=_enough_samples(m), share=units.whole_percent(NEGLIGIBLE_OVERHEAD_SHARE),
+         ),
          lambda m, _: f"batch_size={_enough_samples(m)}", easy=False),
     # Where the loader is fast enough, bytes matter for the copy to the device alone.
     Line("fewer bytes", "transfer", lambda m: _wide(m) if m.ceiling > LOADER_BOUND_CEILING else (),
@@ -495,8 +545,9 @@ REMEDIES = (
          lambda m: _given(m.now.workers > 0 and m.facts.batch.objects > MANY_OBJECTS_PER_BATCH),
          lambda m, _: {"take_s": 0.0, "cpu_s": sum(s.cpu_s for s in m.stages),
                        "wall_s": sum(s.wall_s for s in m.stages), "hindered_s": 0.0},
-         lambda m, _: f"a batch holds {m.facts.batch.objects:,} Python objects, which take "
-         f"{units.seconds(m.facts.probe.pickle_s)} to send",
+         lambda m, _: Text(
+             "a batch holds {objects:,} Python objects, which take {seconds} to send"
+         ).format(objects=m.facts.batch.objects, seconds=units.seconds(m.facts.probe.pickle_s)),
          "return tensors (they go through shared memory), not lists, dicts or objects",
          easy=False),
     Line("faster decode", "decode", lambda m: [_of(m, "decode")], lambda m, some: m.without(some),
@@ -506,15 +557,16 @@ REMEDIES = (
     Line("faster transform", "transform", lambda m: [_with_its_reads(m, s) for s in _computing(m)],
          lambda m, some: m.without(some), _took,
          lambda m, some: _instead_of(some[0])
-         + "; in the data set, where workers run it" * (not m.facts.is_data_loader),
+         + ("" if m.facts.is_data_loader else Text("; in the data set, where workers run it")),
          easy=False),
     Line("faster collate", "collate",
          lambda m: [[s for s in _of(m, COLLATE) if s.wall_s > 2 * m.facts.copy_bytes_s]],
          lambda m, some: m.without(some), _took,
          "torch.stack of ready tensors, and nothing else in collate_fn", easy=False),
     Line("faster sampler", SAMPLER, _always, _ordered,
-         lambda m, _: "drawing a batch's samples takes the main process "
-         f"{units.seconds(m.facts.probe.sampler_s)}",
+         lambda m, _: Text("drawing a batch's samples takes the main process {seconds}").format(
+             seconds=units.seconds(m.facts.probe.sampler_s)
+         ),
          "draw the order once per epoch, as an array", easy=False),
     Line("wait less", "waiting",
          lambda m: [[s for s in _of(m, "transform") if s.wait_s >= s.cpu_s]],
@@ -522,12 +574,15 @@ REMEDIES = (
          lambda m, some: _instead_of(some[0]), easy=False),
     Line("faster medium", "storage",
          _always, lambda m, _: {"fetch_s": 0.0},
-         lambda m, _: f"an epoch from the medium takes {units.seconds(m.epoch_s)}, from memory "
-         f"{units.seconds(m.epoch_s - m.now.fetch_s * m.steps)}",
+         lambda m, _: Text("an epoch from the medium takes {cold}, from memory {warm}").format(
+             cold=units.seconds(m.epoch_s),
+             warm=units.seconds(m.epoch_s - m.now.fetch_s * m.steps),
+         ),
          "copy the files to an SSD or tmpfs, or pack them into one file", easy=False),
     Line("cheaper reads", "reading", _computing_reads,
          lambda m, some: m.without(some), _took,
-         lambda m, some: f"{_instead_of(some[0])}; it computes, so a faster disk does not help",
+         lambda m, some: _instead_of(some[0])
+         + Text("; it computes, so a faster disk does not help"),
          easy=False),
     Line("faster shared storage", SHARED_STORAGE,
          lambda m: [_waiting_reads(m)] if m.share_of(SHARED_STORAGE) else [],
@@ -592,10 +647,12 @@ def propose(m: Bounds) -> tuple[Remedy, ...]:
 def for_shared_memory(facts: Facts) -> tuple[Remedy, ...]:
     """Return what makes the batches that workers prepare ahead fit into shared memory."""
     arguments, dtype, remedies = facts.arguments, facts.batch.main_dtype, []
-    batches = f"{facts.workers * facts.ahead} batches"
+    ahead = Text("workers prepare {n} batches ahead").format(n=facts.workers * facts.ahead)
     if facts.batch.total_bytes:
-        batches += f" of {units.count_bytes(facts.batch.total_bytes)}"
-    remedy = partial(Remedy, bottleneck=SHARED_MEMORY, reason=f"workers prepare {batches} ahead")
+        ahead = Text("workers prepare {n} batches of {size} ahead").format(
+            n=facts.workers * facts.ahead, size=units.count_bytes(facts.batch.total_bytes)
+        )
+    remedy = partial(Remedy, bottleneck=SHARED_MEMORY, reason=ahead)
     if facts.ahead > DEFAULT_PREFETCH_FACTOR:
         fewer = {"prefetch_factor": DEFAULT_PREFETCH_FACTOR}
         remedies.append(remedy(name="less prefetching", change=line_of({**arguments, **fewer})))

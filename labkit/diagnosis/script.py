@@ -33,6 +33,7 @@ from labkit import files
 from labkit.diagnosis.answer import Facts, answer, lines, lines_of_ranks, phase_line
 from labkit.diagnosis.hook import HOOK
 from labkit.diagnosis.watch import Watch, rank_of_launcher, say
+from labkit.language import Text
 
 VARIABLE = "LABKIT_WATCH"  # of the environment: what started processes are to do, as JSON
 STARTUP = Path(__file__).with_name("startup")  # a folder of PYTHONPATH
@@ -99,7 +100,7 @@ class Session:
         if hasattr(signal, "SIGCHLD"):
             set_signal(signal.SIGCHLD, signal.SIG_DFL)
         if os.getpid() == self.pid:
-            self.say("The script was terminated; this was measured until then.")
+            self.say(Text("The script was terminated; this was measured until then."))
             self.end()
             with suppress(OSError):  # ranks still write into it: the first one removes it
                 self._folder.rmdir()
@@ -109,7 +110,7 @@ class Session:
     def say(self, what: object) -> None:
         """Print lines, with the rank where there is one."""
         rank = self.watch.rank
-        say(what, "labkit" if rank is None else f"labkit, rank {rank}")
+        say(what, "labkit" if rank is None else Text("labkit, rank {rank}").format(rank=rank))
 
     def _leave_facts(self) -> None:
         """Write what other processes may read: ranks, and the one that started this one."""
@@ -234,9 +235,8 @@ def run(program: Program, *, json_file: Path | None = None) -> Session:
         raise
     except BaseException as error:
         if os.getpid() == session.pid:
-            session.say(
-                f"The script ended with {type(error).__name__}; this was measured until then."
-            )
+            ended = Text("The script ended with {error}; this was measured until then.")
+            session.say(ended.format(error=type(error).__name__))
         show_as_without(error)
         raise
     finally:

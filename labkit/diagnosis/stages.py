@@ -26,6 +26,7 @@ from labkit.diagnosis import tracer
 from labkit.diagnosis.facts import Stage, Stages
 from labkit.diagnosis.loaders import copied, epochs, is_data_loader
 from labkit.diagnosis.tracer import Totals, Tracer
+from labkit.language import Name, Text
 from labkit.machine import procfs
 
 if TYPE_CHECKING:
@@ -243,7 +244,7 @@ def _stages(made: Sequence[Made], queued: float) -> tuple[Stage, ...]:
         reader = owner if kind == tracer.READ else ""
         stages.append(
             Stage(
-                name=max(functions, key=functions.get) + f" in {reader}" * bool(reader),
+                name=_name_of(max(functions, key=functions.get), reader),
                 kind=kind,
                 wall_s=max(wall_s - queued * thread_s, thread_s),
                 cpu_s=cpu_s,
@@ -251,3 +252,9 @@ def _stages(made: Sequence[Made], queued: float) -> tuple[Stage, ...]:
             )
         )
     return tuple(sorted(stages, key=lambda stage: -stage.wall_s))
+
+
+def _name_of(function: str, reader: str) -> str:
+    if not reader:
+        return Name(function)
+    return Text("{function} in {reader}").format(function=Name(function), reader=Name(reader))

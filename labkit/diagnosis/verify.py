@@ -33,8 +33,10 @@ from labkit.diagnosis.measure import (
     why_not_evicted,
 )  # fmt: skip
 from labkit.diagnosis.remedies import Remedy
+from labkit.language import Text
 
 Key = tuple[str, str]  # of a remedy
+NOT_TRIED = Text("{what} could not be tried: {why}")
 AS_IS: tuple[Key, Key] = ("as it is", "1"), ("as it is", "2")
 
 
@@ -91,7 +93,7 @@ def try_remedies(
                     applied = _applied(loop, remedy, stack)
                 arms[remedy.key] = (*applied, max(timed_s, _filling_s(m, remedy)))
             except Exception as error:  # the user's own code may raise anything
-                failed.append(f"{remedy.name} could not be tried: {in_one_line(error)}")
+                failed.append(NOT_TRIED.format(what=remedy.name, why=in_one_line(error)))
         epochs_s: dict[Key, list[float]] = {arm: [] for arm in arms}
         for arm in in_blocks(
             arms, ends_s, lambda text, share: say(text, 1 - TRIALS_SHARE * (1 - share))
@@ -106,7 +108,7 @@ def try_remedies(
             except Exception as error:
                 if arm in AS_IS:
                     return Trials(proposed, tuple(failed), in_one_line(error))
-                failed.append(f"{changes[arm]} could not be tried: {in_one_line(error)}")
+                failed.append(NOT_TRIED.format(what=changes[arm], why=in_one_line(error)))
                 del arms[arm], epochs_s[arm]
     base_s = list(zip(*(epochs_s[arm] for arm in AS_IS)))
     timed = (_with_times(each, epochs_s.get(each.key), base_s) for each in proposed)

@@ -29,6 +29,7 @@ from labkit.diagnosis.hook import HOOK, Hook
 from labkit.diagnosis.loaders import check_loader
 from labkit.diagnosis.loops import Loops
 from labkit.files import progress_stream
+from labkit.language import Text, shown
 from labkit.machine import hardware
 from labkit.machine.gpu import Reading, open_gpu, other_gpu_in_use
 from labkit.machine.usage import NVML_PERIOD_S, Sampler, cores_s
@@ -240,10 +241,11 @@ class Watch:
         since_s = waiting.get(thread) or min(waiting.values(), default=now_s)
         if now_s - since_s >= PERIOD_S and since_s != self._warned_s:
             self._warned_s = since_s  # once for each batch
-            self._warn(
-                f"The training has waited {units.seconds(now_s - since_s)} for its next batch: the "
-                "loader may hang. Interrupt it (Ctrl-C) to end it and see what was measured."
+            hangs = Text(
+                "The training has waited {seconds} for its next batch: the loader may hang. "
+                "Interrupt it (Ctrl-C) to end it and see what was measured."
             )
+            self._warn(hangs.format(seconds=units.seconds(now_s - since_s)))
 
 
 def _imported_torch() -> ModuleType | None:
@@ -340,9 +342,10 @@ class WatchedLoader:
 
 
 def say(what: object, who: str = "labkit") -> None:
-    """Print lines to stderr, each after a name."""
+    """Print lines in the language of the locale to stderr, each after a name."""
     # Written at once, so that lines of several ranks do not mix.
-    text = "".join(f"[{who}] {line}\n" for line in str(what).splitlines())
+    what = shown(what if isinstance(what, str) else str(what))
+    text = "".join(f"[{shown(who)}] {line}\n" for line in what.splitlines())
     with suppress(OSError, ValueError, AttributeError):  # a script may close or replace its stderr
         if "tqdm" in sys.modules:  # a bar that the training shows is drawn again below
             sys.modules["tqdm"].tqdm.write(text, file=progress_stream(), end="")

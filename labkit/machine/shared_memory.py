@@ -17,6 +17,7 @@ from pathlib import Path
 
 from labkit import units
 from labkit.contracts import Skip
+from labkit.language import Text
 
 FOLDER = Path("/dev/shm")
 # Environment variable: the folder of the process ids; children inherit it by fork and by spawn.
@@ -89,11 +90,12 @@ def why_full() -> str:
     room = usage()
     if room is None:
         return ""
-    return (
-        f"{FOLDER} must have room for the batches of all loader workers, got "
-        f"{units.count_bytes(room.free)} free of {units.count_bytes(room.total)}; use fewer "
-        f"workers or a smaller batch, or {MORE}"
+    why = Text(
+        "{folder} must have room for the batches of all loader workers, got {free} free of "
+        "{total}; use fewer workers or a smaller batch, or {more}"
     )
+    free, total = units.count_bytes(room.free), units.count_bytes(room.total)
+    return why.format(folder=FOLDER, free=free, total=total, more=MORE)
 
 
 def _is_alive(pid: int) -> bool:

@@ -131,8 +131,12 @@ def utilization(summary: Summary) -> Figure:
     """
     drawn = _compared_devices(summary)
     lines, caption = title_and_caption(summary)
-    means = [f"{shares.mean():.0%} of the time with {row.name}" for row, (_, shares) in drawn]
-    lines[0] = replace(lines[0], text=f"The GPU computes {', '.join(means)}")
+    means = [
+        f"{units.whole_percent(shares.mean())} of the time {words.using(row)}"
+        for row, (_, shares) in drawn
+    ]
+    answer = ", ".join([means[0], *(mean.replace(" of the time", "") for mean in means[1:])])
+    lines[0] = replace(lines[0], text=f"The GPU computes {answer}")
     with page() as figure:
         panels = figure.subplots(len(drawn), sharex=True, sharey=True, squeeze=False)[:, 0]
         for axes, (row, (ends_s, shares)) in zip(panels, drawn):

@@ -32,6 +32,7 @@ COLUMNS = (
     "published", "is_baseline", "note", "text",
 )  # fmt: skip
 MIN_NUMBERS = 3  # distinct ones that make a line
+LEAST_SIZE_RATIO = 1.1  # of the largest stored images to the smallest, to be shown
 NEVER = "never"
 # How an axis names a setting; others have their own name.
 AXIS_LABELS = {
@@ -98,7 +99,7 @@ def mark(of: Row, name: str, **places: object) -> dict[str, Any]:
 
 def times_frame(summary: Summary) -> pd.DataFrame:
     """Return the normalized times of a run; of groups, a row each, and a series per name."""
-    records = []
+    records, sizes = [], {} if summary.has_groups else _stored_sizes(summary)
     for row in summary.rows:
         if row.normalized_time is None:
             continue
@@ -107,10 +108,26 @@ def times_frame(summary: Summary) -> pd.DataFrame:
             row_name, panel = _place_of_group(summary, row)
             places = {"row": row_name, "panel": panel, "series": row.name, "note": ""}
         record = mark(row, row.variant, **places)
+        if row.variant in sizes:
+            record["note"] += f"\n{sizes[row.variant]}"
+            record["text"] += f", {sizes[row.variant]}"
         if summary.has_groups:
             record["text"] += f", {units.seconds(row.time_s)}"
         records.append(record)
     return tidy(records)
+
+
+def _stored_sizes(summary: Summary) -> dict[str, str]:
+    """Return what an image takes where it is stored, by variant; empty where all are alike."""
+    sizes = {}
+    for row in summary.rows:
+        stored_bytes = [trial.cache_proof.get("file_bytes") for trial in row.of_epochs]
+        images = [trial.epochs[0].images for trial in row.of_epochs]
+        if stored_bytes and all(stored_bytes) and images[0]:
+            sizes[row.variant] = stored_bytes[0] / images[0]
+    if not sizes or max(sizes.values()) < LEAST_SIZE_RATIO * min(sizes.values()):
+        return {}
+    return {name: f"{units.count_bytes(size)} an image" for name, size in sizes.items()}
 
 
 def _place_of_group(summary: Summary, row: Row) -> tuple[str, str]:

@@ -21,6 +21,7 @@ from labkit import units
 from labkit.analysis.rows import Row
 from labkit.analysis.simulated import warnings
 from labkit.analysis.summary import Summary
+from labkit.language import shown
 from labkit.report import words
 from labkit.report.text_table import text_table
 from labkit.runs.operation_trials import LOOK_UPS, SAMPLE
@@ -84,7 +85,14 @@ class Table(_Styler):
         return super().to_html(*args, **{"sparse_index": False, "header": header, **more, **kwargs})
 
     def __repr__(self) -> str:
-        return text_table(self.header, self.rows, heading=self.heading, notes=self.notes)
+        # Verdicts alone are words of a language; files keep them in English.
+        header, columns = self.header, zip(*self.rows)
+        shown_columns = [
+            map(shown, column) if name == "verdict" else column
+            for name, column in zip(header, columns)
+        ]
+        rows = list(zip(*shown_columns))
+        return text_table([shown(x) for x in header], rows, heading=self.heading, notes=self.notes)
 
 
 class Tables(dict):

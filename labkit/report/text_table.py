@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import textwrap
-import unicodedata
 from collections.abc import Sequence
+
+from labkit.language import columns
 
 
 def text_table(
@@ -23,9 +24,9 @@ def text_table(
         notes: lines below it, wrapped.
     """
     cells = [header, *rows]
-    widths = [max(map(_columns, column)) for column in zip(*cells)]
+    widths = [max(map(columns, column)) for column in zip(*cells)]
     lines = [
-        "  ".join(cell + " " * (width - _columns(cell)) for cell, width in zip(row, widths))
+        "  ".join(cell + " " * (width - columns(cell)) for cell, width in zip(row, widths))
         for row in cells
     ]
     head, *body = (line.rstrip() for line in lines)
@@ -33,8 +34,3 @@ def text_table(
     shown += [head, "  ".join("-" * width for width in widths)]
     wrapped = (textwrap.fill(x, 98, subsequent_indent="  ") for x in notes)
     return "\n".join([*shown, *body, *([""] if notes else []), *(f"- {x}" for x in wrapped)])
-
-
-def _columns(text: str) -> int:
-    """Count the terminal columns of a text: Chinese characters take two."""
-    return sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in text)

@@ -18,6 +18,7 @@ from labkit.analysis.roofline import Pipeline, Speed, pipelines, published_takes
 from labkit.analysis.rows import Row
 from labkit.analysis.simulated import beside_the_loader, describe_rate, simulated
 from labkit.analysis.summary import Summary
+from labkit.analysis.thresholds import DELTA
 from labkit.analysis.winner import reasons_against_others, winner
 from labkit.experiments.device_speeds import SUFFIX
 from labkit.machine import hardware
@@ -187,7 +188,7 @@ def headline(summary: Summary) -> str:
         return _headline_of(summary)
     groups: dict[str, list[str]] = {}
     for group, compared in summary.by_group.items():
-        if sentence := _headline_of(compared):
+        if sentence := _headline_of(compared, with_intervals=False):
             groups.setdefault(sentence, []).append(group)
     return "; ".join(f"{', '.join(names)}: {sentence}" for sentence, names in groups.items())
 
@@ -211,21 +212,47 @@ def _fastest_with_this_device(summary: Summary) -> str:
     return f"{at}: {base.images_per_s:,.0f} → {best.images_per_s:,.0f} images/s {best.row.name}"
 
 
-def _headline_of(summary: Summary) -> str:
-    """Return which variant saves most, or that none does, in one group."""
+def _headline_of(summary: Summary, *, with_intervals: bool = True) -> str:
+    """Return which variant saves most, which costs most, or that none differs, in one group."""
     base, *others = summary.rows
-    times = [row.normalized_time for row in others if row.normalized_time is not None]
-    if base.normalized_time is None or not times:
+    measured = [row for row in others if row.normalized_time is not None]
+    if base.normalized_time is None or not measured:
         return ""
-    best = winner(summary)
+    best, rest = winner(summary), ""
+    fastest, slowest = (f(measured, key=lambda row: row.normalized_time) for f in (min, max))
     if best is not None:
-        ends = f" [{units.percent(1 - best.ci_high)}, {units.percent(1 - best.ci_low)}]"
-        return f"{best.name} saves {units.percent(1 - best.normalized_time)}{ends}"
-    ends = " to ".join(units.change(time) for time in dict.fromkeys((min(times), max(times))))
-    if max(row.blocks for row in others) < 2:
-        return f"One block shows no difference ({ends} of {base.name}'s time)"
-    who = "No variant is" if len(times) > 1 else f"{others[0].name} is not"
-    return f"{who} measurably faster than {base.name} ({ends})"
+        answer = f"{less_time(best.normalized_time)} {using(best)}"
+        ends = f"[{units.percent(1 - best.ci_high)}, {units.percent(1 - best.ci_low)}]"
+        if (faster := _faster_by_other_work(summary)) is not None:
+            saved = units.percent(1 - faster.normalized_time)
+            rest = f" ({saved} {using(faster)}: other work)"
+    elif _costs(summary, slowest) and slowest.normalized_time * fastest.normalized_time > 1:
+        ratio = units.normalized(slowest.normalized_time)
+        answer = f"{ratio} times as long {using(slowest)} as {using(base)}"
+        ends = units.interval(slowest.ci_low, slowest.ci_high)
+    else:
+        changes = dict.fromkeys(units.change(row.normalized_time) for row in (fastest, slowest))
+        ends = f"({' to '.join(changes)})"
+        answer = f"No variant is measurably faster than {base.name}"
+        if len(measured) == 1:
+            answer = f"Not measurably faster {using(fastest)} than {using(base)}"
+        if max(row.blocks for row in others) < 2:
+            answer = f"One block shows no difference from {base.name}"
+    return f"{answer} {ends}{rest}" if with_intervals else f"{answer}{rest}"
+
+
+def _faster_by_other_work(summary: Summary) -> Row | None:
+    """Return what took less time than the winner and cannot win, as its work is not the same."""
+    names = reasons_against_others(summary)
+    faster = [row for row in summary.rows if row.name in names and (row.ci_high or 1) < 1]
+    return min(faster, key=lambda row: row.normalized_time, default=None)
+
+
+def _costs(summary: Summary, row: Row) -> bool:
+    """Return whether a variant is measurably slower than the baseline."""
+    if row.ci_low is None or row.ci_low <= 1 or row.normalized_time < 1 + DELTA:
+        return False
+    return row.verdict == "slower" if summary.judged else True
 
 
 def _is_the_same_code(summary: Summary, row: Row) -> bool:
@@ -338,6 +365,11 @@ def normalized(row: Row) -> str:
 def published(summary: Summary, row: Row) -> str:
     """Return the document's figure, or a dash, and what this run says of it."""
     return ", ".join(filter(None, [units.normalized(row.published), agreement(summary, row)]))
+
+
+def using(row: Row) -> str:
+    """Return a variant as part of a sentence: "with threads", whether or not its name says so."""
+    return f"with {row.name.removeprefix('with ')}"
 
 
 def less_time(ratio: float) -> str:

@@ -72,10 +72,12 @@ def test_trials_too_short_for_the_kernels_counters_are_judged_together():
     assert list(disturbed_blocks([swapped, *trials, long], cores=2)) == [0, 2]
 
 
-def test_every_variant_that_was_disturbed_in_a_block_is_named():
+def test_two_variants_that_were_disturbed_in_a_block_are_named_and_more_are_counted():
     trials = [fake_logged(fake_trial(name, 0), other_cores=1.0) for name in ("v", "w")]
     why = "other programs took 100.0 % of a core"
     assert disturbed_blocks(trials, cores=2) == {0: f"v: {why}, w: {why}"}
+    trials += [fake_logged(fake_trial(name, 0), other_cores=1.0) for name in ("x", "y")]
+    assert disturbed_blocks(trials, cores=2) == {0: f"4 variants, the first v: {why}"}
 
 
 def swaps(trial):

@@ -19,7 +19,10 @@ from fake_runs import (
     their_run,
 )
 from fakes import (
+    H200,
     MEDIA,
+    REAL_DISK,
+    THROTTLED_DISK,
     TIMES,
     fake_info,
     fake_media_info,
@@ -646,9 +649,10 @@ def test_no_text_is_cut_off_or_overlaps_on_screen_and_in_print(draw):
 @pytest.mark.parametrize(
     ("times", "answer"),
     [
-        ({"original": 1.0, "fast": 0.5}, r"fast saves \d+\.\d % \[\d+\.\d %, \d+\.\d %\]"),
-        ({"original": 1.0, "same": 1.0}, r"same is not measurably faster than original \(.*\)"),
-        ({"a": 1.0, "b": 1.0, "c": 1.3}, r"No variant is measurably faster than a \(.* to .*\)"),
+        ({"original": 1.0, "fast": 0.5}, r"\d+\.\d % less time with fast \[\d+\.\d %, \d+\.\d %\]"),
+        ({"original": 1.0, "same": 1.0}, r"Not measurably faster with same than with original "),
+        ({"a": 1.0, "b": 1.0, "c": 1.0}, r"No variant is measurably faster than a \(.* to .*\)"),
+        ({"a": 1.0, "b": 1.0, "c": 1.3}, r"1\.\d+ times as long with c as with a \[1.*, 1.*\]"),
     ],
 )
 def test_the_title_answers(times, answer):
@@ -670,11 +674,56 @@ def test_every_chart_says_what_the_photographs_are():
         assert "data: photographs drawn by code" in figure.get_label()
 
 
+def test_the_title_names_what_is_faster_with_other_work():
+    times = {"original": 1.0, "in order": 0.3, "fast": 0.5}
+    variants = {name: {"shuffle": name != "in order"} for name in times}
+    title = words.headline(make_summary(times, variants=variants))
+    other = r"\(\d\d\.\d % with in order: other work\)"
+    assert re.fullmatch(rf"\d\d\.\d % less time with fast \[.*\] {other}", title)
+
+
+def test_the_title_of_groups_has_no_intervals():
+    groups = {"2 machines": {"alone": 1.0, "slow": 4.0}, "4 machines": {"alone": 1.0, "slow": 0.5}}
+    info, trials = fake_groups(
+        groups, lambda group, name, *_: fake_trial(name, 0, time_s=2 * groups[group][name])
+    )
+    summary = summarize(fake_info([*info["groups"]], **info), trials)
+    assert words.headline(summary) == (
+        "2 machines: 4.000 times as long with slow as with alone; "
+        "4 machines: 50.0 % less time with slow"
+    )
+
+
+def test_what_an_image_takes_is_written_where_variants_store_it_differently():
+    stored_bytes = {"jpeg": 160 * 120_000, "float32": 160 * 600_000}
+    trials = [
+        replace(trial, cache_proof={"file_bytes": stored_bytes[trial.variant]})
+        for trial in fake_trials({"jpeg": 1.0, "float32": 0.9})
+    ]
+    written = everything_written(charts.dots(summarize(fake_info([*stored_bytes]), trials)))
+    assert "120 KB an image" in written and "600 KB an image" in written
+    alike = [replace(trial, cache_proof={"file_bytes": 160 * 120_000}) for trial in trials]
+    alike = everything_written(charts.dots(summarize(fake_info([*stored_bytes]), alike)))
+    assert "an image" not in alike
+
+
+def test_long_names_of_variants_on_simulated_storage_are_counted():
+    names = ["original", *(f"{one} + a long name of a part" for one in ("hdd", "hdd 2", "ssd"))]
+    trials = [
+        replace(trial, hardware=(REAL_DISK if "ssd" in trial.variant else THROTTLED_DISK, H200))
+        for trial in fake_trials(dict.fromkeys(names, 1.0))
+    ]
+    written = everything_written(charts.dots(summarize(fake_info(names), trials)))
+    assert "Throttled storage (81 reads/s): 3 of 4 variants" in written
+
+
 def test_utilization_is_drawn_before_and_after_the_fix():
     summary = make_summary({"original": 1.0, "slower": 1.5, "fast": 0.5})
     figure = charts.utilization(summary)
     names = [axes.get_title(loc="left") for axes in figure.axes]
     assert names == ["original", "fast"]
     # The fake device computes 70 % of every epoch.
-    assert figure.get_label().startswith("The GPU computes 70% of the time with original, 70%")
+    assert figure.get_label().startswith(
+        "The GPU computes 70 % of the time with original, 70 % with fast."
+    )
     check_texts_are_whole_and_apart(figure)
