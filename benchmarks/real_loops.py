@@ -56,9 +56,7 @@ def opencv_threads(site: Site, fixed: bool) -> dict[str, object]:
 
 def workers_restarted(site: Site, fixed: bool) -> dict[str, object]:
     """Workers start anew for epochs of six steps; better: they persist."""
-    return training(
-        Photos(site.paths(48), decode=decode_quarter), 1.0, persistent_workers=fixed
-    )
+    return training(Photos(site.paths(48), decode=decode_quarter), 1.0, persistent_workers=fixed)
 
 
 class Pages(Photos):

@@ -72,7 +72,7 @@ class Frames(Dataset):
 
 
 def unused_images_decoded(site: Site, fixed: bool) -> dict[str, object]:
-    """Eight images are decoded for the actions in their rows; better: the actions alone are read."""
+    """Eight images are decoded for the actions in their rows; better: only the actions are read."""
     return training(Frames(site.paths(IMAGES), whole_rows=not fixed), 1.0)
 
 
