@@ -224,7 +224,7 @@ class Patches(Dataset):
 
 def volume_copied_per_patch(site: Site, fixed: bool) -> dict[str, object]:
     """A volume is copied for each small patch of it; better: the patch alone is copied."""
-    return training(Patches(IMAGES, copies_all=not fixed), 0.5)
+    return training(Patches(2 * IMAGES, copies_all=not fixed), 0.5)
 
 
 class Stored(Dataset):
