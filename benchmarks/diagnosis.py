@@ -3,6 +3,7 @@
     python -m benchmarks.diagnosis [--data FOLDER] [--case huge_collate …] [--rounds 4]
     python -m benchmarks.diagnosis --quick      8 cases, with shorter diagnoses
     python -m benchmarks.diagnosis --held-out   also those with which no rule was written
+    python -m benchmarks.diagnosis --real       slow-downs that real projects reported and fixed
 
 Each case runs in a process of its own: diagnose the training with the planted bottleneck, then time
 it beside the one with the remedy.  Where nothing helps, the other is the training with batches that
@@ -16,6 +17,9 @@ Floors, below which no epoch can be, must not be beaten by more than noise.
 
 A case that cannot run on this machine is not counted; one that failed counts as wrong.  What is
 right in a case was written down before the rules; an answer in other words counts as wrong.
+
+Of real slow-downs (`real_cases`) the same is counted, but no limit is set; their table has gains,
+with the published ones beside them.
 
 Magnitudes suit a machine of two to four cores; where many more are idle, a stage that is slow on
 one core may be hidden.
@@ -45,6 +49,7 @@ from benchmarks import planted_steps as steps
 from benchmarks import planted_unseen as unseen
 from benchmarks import planted_workers as workers
 from benchmarks.photo_training import Site
+from benchmarks.real_cases import REAL_CASES
 from labkit import units
 from labkit.contracts import Skip
 from labkit.files import bar
@@ -57,7 +62,7 @@ LIMIT_S = 240.0  # of a case
 LEAST = {"bottleneck": 0.90, "first remedy": 0.85, "number": 0.90}
 MOST_ERROR = 0.15
 MOST_BEATEN_SHARE = 0.05
-NOTHING, HELD_OUT = "nothing", "held out"
+NOTHING, HELD_OUT, REAL = "nothing", "held out", "real"
 FEWER_BYTES = "fewer bytes"
 ANSWER = "outcome.json"
 
@@ -86,7 +91,7 @@ class Case:
     also: str = ""
     """Other first remedies that are right; the fixed form does not tell what they gain."""
     kind: str = "seen"
-    """Whether rules were written with it: seen, unseen, or held out (looked at last)."""
+    """Whether rules were written with it: seen, unseen, or held out (looked at last); or real."""
     inside: tuple[str, ...] = ()
     """A command that runs the case's process."""
     timed: bool = True
@@ -159,7 +164,10 @@ ALL = (
         Case(held_out.deep_copies, "transform", "faster transform", "arrays, not objects"),
     )),
 )  # fmt: skip
-CASES = {case.make.__name__: case for case in ALL}
+CASES = {case.make.__name__: case for case in ALL} | {
+    name: Case(case.make, case.bottleneck, case.remedy, kind=REAL)
+    for name, case in REAL_CASES.items()
+}
 QUICK = (  # with short steps, of which every diagnosis takes some hundred
     "pil_numpy_chain", "huge_collate", "one_worker", "metric_loops",
     "shared_lock", "batches_of_one", "float64_samples", "main_thread_transform",
@@ -327,21 +335,26 @@ def why_not_inside(inside: tuple[str, ...]) -> str:
 # --- all cases ------------------------------------------------------------------------------
 
 
-def row(outcome: Outcome) -> tuple[str, ...]:
-    def marked(what: str, text: str) -> str:
-        return text if outcome.right.get(what, True) else f"WRONG {text}"
+def marked(outcome: Outcome, what: str, text: str) -> str:
+    """Say so where something is wrong."""
+    return text if outcome.right.get(what, True) else f"WRONG {text}"
 
-    said = "skipped" if outcome.skipped else "failed" if outcome.failed else outcome.said
+
+def answer(outcome: Outcome) -> str:
+    return "skipped" if outcome.skipped else "failed" if outcome.failed else outcome.said
+
+
+def row(outcome: Outcome) -> tuple[str, ...]:
     claim = "expected " * outcome.is_predicted + units.normalized(outcome.claim)
     if outcome.interval:
         claim += f" {units.interval(*outcome.interval)}"
     return (
         outcome.name,
         outcome.case.bottleneck,
-        marked("bottleneck", said),
+        marked(outcome, "bottleneck", answer(outcome)),
         outcome.case.remedy,
-        marked("first remedy", outcome.first),
-        marked("number", claim),
+        marked(outcome, "first remedy", outcome.first),
+        marked(outcome, "number", claim),
         str(outcome.measured or units.UNKNOWN),
         units.UNKNOWN if outcome.error is None else f"{outcome.error:+.0%}",
     )
@@ -364,33 +377,7 @@ def judge(outcomes: Sequence[Outcome]) -> list[tuple[bool, str]]:
     return lines
 
 
-def main() -> int:
-    parser = frame.parser(__doc__, data=True, rounds=4)
-    parser.add_argument("--case", action="append", choices=CASES, help="default: all but held out")
-    parser.add_argument("--quick", action="store_true", help="8 cases, shorter diagnoses")
-    parser.add_argument("--held-out", action="store_true", help="also the cases looked at last")
-    parser.add_argument("--budget-s", type=float, help=argparse.SUPPRESS)
-    parser.add_argument("--alone", type=Path, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    budget_s = options.budget_s or (QUICK_BUDGET_S if options.quick else BUDGET_S)
-    if options.alone:
-        [name] = options.case
-        outcome = examine(name, Path(options.data), options.alone, options.rounds, budget_s)
-        (options.alone / ANSWER).write_text(json.dumps(asdict(outcome)))
-        return 0
-    usual = [name for name, case in CASES.items() if options.held_out or case.kind != HELD_OUT]
-    chosen = options.case or (QUICK if options.quick else usual)
-    report = frame.Report("Planted bottlenecks and what was said of them", options)
-    with frame.photographs(options.data, IMAGES) as (data, scratch):
-        outcomes = [
-            in_own_process(name, data, scratch, options.rounds, budget_s)
-            for name in bar(chosen, desc="cases")
-        ]
-    for outcome in outcomes:
-        for text in (outcome.skipped, outcome.failed, *outcome.notes):
-            if text:
-                report.line(f"{outcome.name}: {text}")
-    report.line(f"simulated GPU but where the CPU trains, {units.count(options.rounds, 'round')}")
+def report_planted(report: frame.Report, outcomes: Sequence[Outcome]) -> None:
     header = ("", "planted", "said", "remedy", "first said", "its number", "measured", "error")
     report.table(header, list(map(row, outcomes)))
     if errors := [one.error for one in outcomes if one.is_predicted and one.error is not None]:
@@ -408,6 +395,96 @@ def main() -> int:
     )
     for met, text in judge(outcomes):
         report.limit(met, text)
+
+
+# --- slow-downs of real projects --------------------------------------------------------------
+
+
+def gain(time: float, low: float | None = None, high: float | None = None) -> str:
+    """Write a normalized time as a gain: "2.00×", with its interval "2.00× [1.80, 2.20]"."""
+    ends = f" [{1 / high:.2f}, {1 / low:.2f}]" if low and high else ""
+    return f"{1 / time:.2f}×{ends}"
+
+
+def real_row(outcome: Outcome) -> tuple[str, ...]:
+    claimed, measured = units.UNKNOWN, outcome.measured
+    if outcome.claim is not None:
+        kind = "expected" if outcome.is_predicted else "tried"
+        claimed = f"{gain(outcome.claim, *(outcome.interval or ()))} {kind}"
+    return (
+        outcome.name,
+        outcome.case.bottleneck,
+        marked(outcome, "bottleneck", answer(outcome)),
+        outcome.case.remedy,
+        marked(outcome, "first remedy", outcome.first),
+        marked(outcome, "number", claimed),
+        gain(measured.mean, measured.low, measured.high) if measured else units.UNKNOWN,
+        REAL_CASES[outcome.name].published or units.UNKNOWN,
+    )
+
+
+def report_real(report: frame.Report, outcomes: Sequence[Outcome]) -> None:
+    """Add a table, how much of it is right, and what the projects wrote; there are no limits."""
+    header = (
+        "", "project's cause", "said", "project's fix", "first said", "its gain", "measured gain",
+        "published gain",
+    )  # fmt: skip
+    report.table(header, list(map(real_row, outcomes)))
+    for what in LEAST:
+        right = [one.right[what] for one in outcomes if what in one.right]
+        report.line(f"right {what}: {sum(right)} of {len(right)}")
+    ratios = [one.measured for one in outcomes if one.measured is not None]
+    faster = sum(ratio.high < 1 for ratio in ratios)
+    report.line(f"faster with the project's fix by more than noise: {faster} of {len(ratios)}")
+    for one in outcomes:
+        case = REAL_CASES[one.name]
+        figures = f" ({case.published}: {case.published_for})" if case.published else ""
+        report.line(f"{one.name}: {case.source}, {case.cause}{figures}")
+
+
+def choose(options: argparse.Namespace) -> Sequence[str]:
+    """Return the names of the cases that the options ask for."""
+    if options.case:
+        return options.case
+    if options.quick:
+        return QUICK
+    if options.real:
+        return list(REAL_CASES)
+    left_out = {REAL} if options.held_out else {REAL, HELD_OUT}
+    return [name for name, case in CASES.items() if case.kind not in left_out]
+
+
+def main() -> int:
+    parser = frame.parser(__doc__, data=True, rounds=4)
+    parser.add_argument("--case", action="append", choices=CASES, help="default: the planted ones")
+    parser.add_argument("--quick", action="store_true", help="8 cases, shorter diagnoses")
+    parser.add_argument("--held-out", action="store_true", help="also the cases looked at last")
+    parser.add_argument("--real", action="store_true", help="slow-downs of real projects")
+    parser.add_argument("--budget-s", type=float, help=argparse.SUPPRESS)
+    parser.add_argument("--alone", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    budget_s = options.budget_s or (QUICK_BUDGET_S if options.quick else BUDGET_S)
+    if options.alone:
+        [name] = options.case
+        outcome = examine(name, Path(options.data), options.alone, options.rounds, budget_s)
+        (options.alone / ANSWER).write_text(json.dumps(asdict(outcome)))
+        return 0
+    report = frame.Report("Known bottlenecks and what was said of them", options)
+    with frame.photographs(options.data, IMAGES) as (data, scratch):
+        outcomes = [
+            in_own_process(name, data, scratch, options.rounds, budget_s)
+            for name in bar(choose(options), desc="cases")
+        ]
+    for outcome in outcomes:
+        for text in (outcome.skipped, outcome.failed, *outcome.notes):
+            if text:
+                report.line(f"{outcome.name}: {text}")
+    report.line(f"simulated GPU but where the CPU trains, {units.count(options.rounds, 'round')}")
+    real = [one for one in outcomes if one.case.kind == REAL]
+    if planted := [one for one in outcomes if one not in real]:
+        report_planted(report, planted)
+    if real:
+        report_real(report, real)
     return report.finish(list(map(asdict, outcomes)))
 
 

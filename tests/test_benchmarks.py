@@ -87,6 +87,39 @@ def test_every_name_of_a_right_remedy_is_right():
     assert [one.right["first remedy"] for one in outcomes] == [True, True, True, False, False]
 
 
+OF_A_PROJECT = Outcome(
+    name="opencv_threads",
+    said="threads",
+    first="faster transform",
+    claim=0.8,
+    interval=(0.5, 1.0),
+    times_s={"broken": [2.0, 2.0], "fixed": [1.0, 1.0]},
+)
+
+
+def test_a_real_slow_down_has_gains_beside_the_published_one(capsys):
+    report = frame.Report("Speed", Namespace(save=None))
+    diagnosis.report_real(report, [OF_A_PROJECT, replace(OF_A_PROJECT, claim=None, times_s={})])
+    _, _, table, rest = capsys.readouterr().out.split("\n\n")
+    _, _, first, second = ([cell.strip() for cell in line.split("|")] for line in table.split("\n"))
+    assert first[1:-1] == [
+        "opencv_threads", "threads", "threads", "limit threads", "WRONG faster transform",
+        "1.25× [1.00, 2.00] tried", "2.00× [2.00, 2.00]", "1.09×",
+    ]  # fmt: skip
+    assert second[6:-1] == ["WRONG –", "–", "1.09×"]
+    assert "- right bottleneck: 2 of 2\n- right first remedy: 0 of 2\n" in rest
+    assert "by more than noise: 1 of 1\n- opencv_threads: open-mmlab/mmdetection#6867, " in rest
+    assert report.missed == 0
+
+
+def test_real_slow_downs_are_chosen_by_themselves():
+    options = Namespace(case=None, quick=False, real=False, held_out=True)
+    planted = diagnosis.choose(options)
+    real = diagnosis.choose(Namespace(**{**vars(options), "real": True}))
+    assert set(planted) | set(real) == set(diagnosis.CASES)
+    assert not set(planted) & set(real)
+
+
 def fake_row(time):
     """Three blocks whose log-ratios have a standard deviation of 1 %: an interval of ±2.5 %."""
     log_ratios = tuple(math.log(time) + apart for apart in (-0.01, 0.0, 0.01))

@@ -6,14 +6,15 @@ import torch
 from kernel import why_no_throttled_disk
 
 from benchmarks import planted_held_out, planted_steps, planted_unseen, planted_workers
-from benchmarks.diagnosis import CASES
+from benchmarks.diagnosis import CASES, REAL
 from benchmarks.photo_training import Site
 
 pytestmark = pytest.mark.long
 # The benchmark itself tries what only some machines have.
 NEEDS = {"slow_disk", "shared_disk", "small_shared_memory", "deep_queue"}
 RESIDENT = {"slow_device", "small_steps", "training_here"}
-ANYWHERE = [name for name in CASES if name not in {*NEEDS, *RESIDENT, "everything_twice"}]
+ELSEWHERE = {*NEEDS, *RESIDENT, "everything_twice"}
+ANYWHERE = [name for name, case in CASES.items() if case.kind != REAL and name not in ELSEWHERE]
 
 
 @pytest.fixture
