@@ -1,7 +1,7 @@
 """Compare two runs of a training that were watched: `labkit compare before.json after.json`.
 
-    JSON of `watch` ─ Watched ─┐
-    another one ──── Watched ──┴─ why_not_comparable ─▶ Comparison ─▶ at most four lines
+    JSON of `watch` ─▶ Watched ─┐
+    of the other run ─▶ Watched ─┴─ why_not_comparable ─▶ `analysis.two_runs` ─▶ at most three lines
 
 Two runs are compared where they train on as many samples, in batches of the same size, with as many
 processes on the same machine; loader, data set class and script may differ, as they are what is
@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +28,12 @@ from labkit.analysis.two_runs import (
     steps_needed,
 )
 from labkit.diagnosis.answer import UNSEEN, Device
-from labkit.diagnosis.thresholds import REPORTED_SHARE
 from labkit.machine import hardware
 
 VERSION = 1  # of what `watch --json` writes; the files of earlier versions had none
 
 
+@cache
 def machine(device: Device) -> dict[str, Any]:
     """Return what two runs must have in common to be compared: CPU, cores and GPU.
 
@@ -43,7 +44,8 @@ def machine(device: Device) -> dict[str, Any]:
     if device == "cuda":
         import torch
 
-        name = torch.cuda.get_device_name()
+        with suppress(RuntimeError):  # after an error of CUDA; the script's own one counts
+            name = torch.cuda.get_device_name()
     return {"cpu": hardware.cpu_model(), "cores": hardware.cores(), "gpu": name or device}
 
 
@@ -159,7 +161,7 @@ def why_not_comparable(before: Watched, after: Watched) -> str:
 
 
 def compare_watched(before: Watched, after: Watched) -> list[str]:
-    """Return in at most four lines how many times as fast a run is as another one.
+    """Return in at most three lines how many times as fast a run is as another one.
 
     Raises:
         ValueError: the two cannot be compared.
@@ -206,6 +208,8 @@ def _starts_of_one(before: Watched, after: Watched) -> Watched | None:
 
 def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     names = [name for name in before if name in after and before[name] != after[name]]
+    if None in (before.get("prefetch_factor"), after.get("prefetch_factor")):
+        names = [name for name in names if name != "prefetch_factor"]  # torch's own, for workers
     parts = [f"{name} {before[name]} → {after[name]}" for name in names]
     return [f"Changed in the DataLoader: {', '.join(parts)}."] if parts else []
 
