@@ -308,7 +308,7 @@ def compared(
 # Words -> a training, and how many steps before and after.
 TRAININGS = {
     "independent steps": (Training(), (1000, 1000)),
-    "100 independent steps": (Training(), (100, 100)),
+    "50 steps, AR(1), φ = 0.9": (Training(correlation=0.9), (50, 50)),
     "AR(1), φ = 0.5": (Training(correlation=0.5), (1000, 1000)),
     "AR(1), φ = 0.9": (Training(correlation=0.9), (1000, 1000)),
     "AR(1), φ = 0.9, 300 and 4,000 steps": (Training(correlation=0.9), (300, 4000)),

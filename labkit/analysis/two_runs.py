@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 from labkit.analysis.statistics import t_quantile
@@ -63,6 +64,16 @@ class RunComparison:
         return "slower" if self.high < 1 else "inconclusive"
 
 
+def count_steps(stretches: Sequence[tuple[int, float]]) -> int:
+    """Return the steps of stretches."""
+    return sum(count for count, _ in stretches)
+
+
+def is_long_enough(stretches: Sequence[tuple[int, float]]) -> bool:
+    """Return whether a run has enough steps to be compared."""
+    return count_steps(stretches) >= MIN_COMPARED_STEPS and len(stretches) >= BATCHES
+
+
 def step_time(stretches: Sequence[tuple[int, float]]) -> StepTime:
     """Return the mean time of a step and its standard error.
 
@@ -74,15 +85,18 @@ def step_time(stretches: Sequence[tuple[int, float]]) -> StepTime:
         stretches: steps and seconds of each, in their order.
 
     Raises:
-        ValueError: they have too few steps.
+        ValueError: they are too few, as of `is_long_enough`.
 
     Source: Schmeiser, "Batch size effects in the analysis of simulation output", Operations
     Research 30 (1982); the factor: Tafazzoli et al., "Performance of Skart", INFORMS Journal on
     Computing 23 (2011); the bias: Marriott and Pope, Biometrika 41 (1954).
     """
-    steps = sum(count for count, _ in stretches)
-    if steps < MIN_COMPARED_STEPS or len(stretches) < BATCHES:
-        raise ValueError(f"stretches must have {MIN_COMPARED_STEPS} steps, got {steps}")
+    steps = count_steps(stretches)
+    if not is_long_enough(stretches):
+        raise ValueError(
+            f"stretches must be at least {BATCHES} with {MIN_COMPARED_STEPS} steps together, got "
+            f"{len(stretches)} with {steps}; let the training run longer"
+        )
     batches = [[0, 0.0] for _ in range(BATCHES)]
     passed = 0
     for count, s in stretches:
@@ -95,7 +109,7 @@ def step_time(stretches: Sequence[tuple[int, float]]) -> StepTime:
     squares = sum(rest_s**2 for rest_s in rests_s)
     variance = BATCHES / (BATCHES - 1) * squares / steps**2
     if squares:
-        r = sum(a * b for a, b in zip(rests_s, rests_s[1:])) / squares
+        r = sum(a * b for a, b in pairwise(rests_s)) / squares
         r = min(max((r + 1 / BATCHES) / (1 - 4 / BATCHES), 0.0), MOST_CORRELATION)
         variance *= (1 + r) / (1 - r)
     return StepTime(steps=steps, mean_s=mean_s, share_se=math.sqrt(variance) / mean_s)

@@ -24,6 +24,8 @@ from labkit.analysis.two_runs import (
     RunComparison,
     StepTime,
     compare_runs,
+    count_steps,
+    is_long_enough,
     step_time,
     steps_needed,
 )
@@ -113,11 +115,6 @@ class Watched:
         return step_time(self.stretches)
 
     @property
-    def has_too_few_steps(self) -> bool:
-        """Whether there are too few steps for an interval."""
-        return sum(steps for steps, _ in self.stretches) < MIN_COMPARED_STEPS
-
-    @property
     def images_per_s(self) -> float | None:
         """Over the stretches; None where batches do not tell how many images they have."""
         return self.images / self.steps / self.step.mean_s if self.images else None
@@ -169,12 +166,12 @@ def compare_watched(before: Watched, after: Watched) -> list[str]:
     if reason := why_not_comparable(before, after):
         raise ValueError(f"{before.name} and {after.name} cannot be compared: {reason}")
     changed = _changed(before.arguments, after.arguments)
-    short = [each for each in (before, after) if each.has_too_few_steps]
+    short = [each for each in (before, after) if not is_long_enough(each.stretches)]
     if short:
-        counted = (f"{sum(steps for steps, _ in each.stretches)} of {each.name}" for each in short)
+        counted = (f"{count_steps(each.stretches)} of {each.name}" for each in short)
         return [
-            f"Inconclusive: {MIN_COMPARED_STEPS} steps of each run are needed after its first ones, "
-            f"got {' and '.join(counted)}. Let it train longer.",
+            f"Inconclusive: {MIN_COMPARED_STEPS} steps of each run are needed after its first "
+            f"ones, got {' and '.join(counted)}. Let it train longer.",
             *changed,
         ]
     compared = compare_runs(before.step, after.step)

@@ -1,6 +1,6 @@
 """Arguments of DataLoader that change its speed alone: given from outside, and read.
 
-    "num_workers=8,pin_memory=True" ─ read_arguments ─▶ LoaderArguments ─▶ DataLoader.__init__
+"num_workers=8,pin_memory=True" ─ read_arguments ─▶ LoaderArguments ─▶ DataLoader.__init__
 """
 
 from __future__ import annotations
