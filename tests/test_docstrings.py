@@ -9,7 +9,7 @@ import pytest
 
 import labkit as lab
 from labkit import settings, steady_rate
-from labkit.analysis import published
+from labkit.analysis import published, two_runs
 from labkit.runs import experiment
 
 # Whose docstrings have examples: a user meets them first.
@@ -19,6 +19,7 @@ WITH_EXAMPLES = [
     lab.run, lab.claims, lab.vary, settings.change_all, experiment.as_experiment,
     experiment.full_only, experiment.published_by, lab.Run.table, lab.Run.charts, lab.Run.chart,
     lab.Run.share, lab.Run.save, published.answer, steady_rate.steady_rate,
+    two_runs.RunComparison,
 ]  # fmt: skip
 
 

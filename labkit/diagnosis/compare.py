@@ -1,7 +1,7 @@
 """Compare two runs of a training that were watched: `labkit compare before.json after.json`.
 
     JSON of `watch` ─▶ Watched ─┐
-    of the other run ─▶ Watched ─┴─ why_not_comparable ─▶ `analysis.two_runs` ─▶ at most three lines
+    of the other run ─▶ Watched ─┴─ why_not_comparable ─▶ `analysis.two_runs` ─▶ at most four lines
 
 Two runs are compared where they train on as many samples, in batches of the same size, with as many
 processes on the same machine; loader, data set class and script may differ, as they are what is
@@ -19,7 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from labkit import units
-from labkit.analysis.thresholds import DELTA, MIN_COMPARED_STEPS
+from labkit.analysis.thresholds import (
+    DELTA,
+    MAX_OTHER_SHARE,
+    MIN_COMPARED_STEPS,
+    MIN_OTHER_CORES,
+)
 from labkit.analysis.two_runs import (
     RunComparison,
     StepTime,
@@ -71,6 +76,10 @@ class Watched:
     """Of the training's first loader, those that change its speed alone."""
     ranks: int
     machine: str
+    cores: int
+    other_cores: float | None
+    """Cores that other processes than the training and its workers used; None for unknown, or where
+    several processes train."""
 
     @classmethod
     def of(cls, facts: Mapping[str, Any], name: str) -> Watched:
@@ -100,6 +109,8 @@ class Watched:
                 batch_sizes={each["batch_size"] for each in loaders},
                 arguments=loaders[0]["arguments"] if loaders else {},
                 ranks=facts["ranks"],
+                cores=known["cores"],
+                other_cores=_other_cores(facts["cpu"]) if facts["ranks"] == 1 else None,
                 machine=f"{units.count(known['cores'], 'core')} of {known['cpu']}, {known['gpu']}",
             )
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
@@ -158,7 +169,7 @@ def why_not_comparable(before: Watched, after: Watched) -> str:
 
 
 def compare_watched(before: Watched, after: Watched) -> list[str]:
-    """Return in at most three lines how many times as fast a run is as another one.
+    """Return in at most four lines how many times as fast a run is as another one.
 
     Raises:
         ValueError: the two cannot be compared.
@@ -181,6 +192,7 @@ def compare_watched(before: Watched, after: Watched) -> list[str]:
     interval = f"{_ratio(compared.ratio)} times as fast {_interval(compared)}{rates}"
     waits = [units.percent(each.loading_share) for each in (before, after)]
     rest = [f"Waiting for data: {waits[0]} of the time before, {waits[1]} after.", *changed]
+    rest += _disturbed(before, after)
     one_sided = _starts_of_one(before, after)
     if one_sided is not None:
         share = units.percent(one_sided.starts_share)
@@ -209,6 +221,22 @@ def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
         names = [name for name in names if name != "prefetch_factor"]  # torch's own, for workers
     parts = [f"{name} {before[name]} → {after[name]}" for name in names]
     return [f"Changed in the DataLoader: {', '.join(parts)}."] if parts else []
+
+
+def _other_cores(cpu: Mapping[str, Any] | None) -> float | None:
+    if cpu is None or cpu["busy_share"] is None:
+        return None
+    return max(cpu["busy_share"] * cpu["cores"] - cpu["process"] - cpu["workers"], 0.0)
+
+
+def _disturbed(before: Watched, after: Watched) -> list[str]:
+    most = max(MAX_OTHER_SHARE * before.cores, MIN_OTHER_CORES)
+    used = [each.other_cores for each in (before, after)]
+    if not any(cores is not None and cores > most for cores in used):
+        return []
+    one, other = ("an unknown number" if cores is None else f"{cores:.1f}" for cores in used)
+    text = f"Other processes used {one} of {before.cores} cores before and {other} after"
+    return [f"{text}, which changes the speed as well: repeat both runs without them."]
 
 
 def _ratio(ratio: float) -> str:

@@ -129,7 +129,8 @@ def test_the_other_way_round_it_is_slower(slow, fast, capsys):
 def test_watch_prints_the_same_comparison_at_its_end(slow, fast, capsys):
     out = compare(slow[0], fast[0], capsys)[1]
     said = [line.removeprefix("[labkit] ") for line in fast[2].splitlines()]
-    assert said[-2:] == out.splitlines()
+    lines = out.splitlines()
+    assert said[-len(lines) :] == lines
 
 
 def test_the_same_script_twice_is_not_called_faster_or_slower(script, slow, tmp_path, capsys):
@@ -271,6 +272,34 @@ def test_starts_of_epochs_in_one_of_two_runs_are_inconclusive(slow):
     )
 
 
+@pytest.mark.parametrize(
+    ("busy_shares", "ranks", "line"),
+    [
+        ((0.5, 0.95), 1, "used 0.1 of 2 cores before and 1.0 after, which changes the speed as"),
+        ((None, 0.95), 1, "used an unknown number of 2 cores before and 1.0 after"),
+        ((0.5, 0.5), 1, ""),
+        ((None, None), 1, ""),
+        ((0.95, 0.95), 2, ""),  # of which the other rank is one
+    ],
+)
+def test_other_processes_are_named_where_they_take_cores(slow, busy_shares, ranks, line):
+    machine = {"cpu": "CPU", "cores": 2, "gpu": "cpu"}
+    runs = [
+        Watched.of(
+            known(
+                slow,
+                ranks=ranks,
+                machine=machine,
+                cpu={"cores": 2, "process": 0.4, "workers": 0.5, "busy_share": share},
+            ),
+            name,
+        )
+        for share, name in zip(busy_shares, ("before", "after"))
+    ]
+    text = "\n".join(compare_watched(*runs))
+    assert ("Other processes" in text, line in text) == (bool(line), True)
+
+
 # --- arguments of loaders
 
 
@@ -285,7 +314,7 @@ def test_workers_that_a_script_does_not_ask_for_are_tried(script, slow, tmp_path
         "persistent_workers=True."
     )
     changed = "num_workers 0 → 2, persistent_workers False → True"
-    assert lines[-1] == f"[labkit] Changed in the DataLoader: {changed}."
+    assert f"[labkit] Changed in the DataLoader: {changed}." in lines
     assert float(re.search(r"Faster: ([\d.]+) times as fast", errors)[1]) > 1.3
     (loader,) = json.loads(path.read_text())["training"]["loaders"]
     assert (loader["workers"], loader["arguments"]["num_workers"]) == (2, 2)
@@ -300,7 +329,7 @@ def test_processes_that_a_script_starts_get_them_and_are_compared(script, slow, 
     assert status == 0, errors
     (loader,) = json.loads(path.read_text())["training"]["loaders"]
     assert loader["workers"] == 1
-    assert errors.count("times as fast") == 1
+    assert errors.count(" times as fast [") == 1
     assert "changed nothing" not in errors
 
 
