@@ -3,10 +3,11 @@
     python -m benchmarks.statistics [--experiments 1000] [--seed 1]
 
     machine of known behaviour -> plan -> simulated trials -> summary -> verdicts -> shares
+    training of known behaviour -> times of its steps -> `labkit compare` -> verdicts -> shares
 
 The truth is known, so errors can be counted: differences found where there are none, equality
 granted where there is none, intervals that miss the truth.  Trials are planned, summarized and
-judged by the lab's own code; no formula is repeated here.
+judged by the lab's own code, steps recorded as in a watched training; no formula is repeated here.
 """
 
 import math
@@ -16,7 +17,8 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 
-from scipy import stats
+import numpy as np
+from scipy import signal, stats
 
 from benchmarks import frame
 from labkit import units
@@ -24,6 +26,8 @@ from labkit.analysis.rows import Row
 from labkit.analysis.statistics import detectable_share
 from labkit.analysis.summary import Summary, summarize
 from labkit.analysis.thresholds import ALPHA, DELTA
+from labkit.analysis.two_runs import RunComparison, compare_runs, step_time
+from labkit.diagnosis.stretches import Stretches
 from labkit.records import Data, Epoch, Provenance, RunInfo, Trial
 from labkit.runs.schedule import next_trials
 from labkit.settings import Settings
@@ -262,10 +266,97 @@ def documents_way(times: int, seed: int) -> list[Rate]:
     ]
 
 
+# --- two watched trainings ------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """How the times of a training's steps vary; times are in multiples of a usual step's."""
+
+    spread: float = 0.1
+    """Standard deviation of a step's log time."""
+    correlation: float = 0.0
+    """Of the log times of neighbouring steps: an AR(1) process."""
+    stall_every: int = 0
+    """Steps from one stall to the next, as of late workers or starts of epochs; 0: no stalls."""
+    stall: float = 0.0
+    """How long a stall takes."""
+
+    def steps(self, count: int, rng: np.random.Generator) -> np.ndarray:
+        """Return the times of successive steps, (count,)."""
+        innovations = rng.standard_normal(count) * math.sqrt(1 - self.correlation**2)
+        innovations[0] = rng.standard_normal()  # the process is in its steady state
+        times = np.exp(self.spread * signal.lfilter([1], [1, -self.correlation], innovations))
+        if self.stall_every:
+            times[rng.integers(self.stall_every) :: self.stall_every] += self.stall
+        return times
+
+
+def compared(
+    training: Training, steps: tuple[int, int], ratio: float, rng: random.Random
+) -> RunComparison:
+    """Simulate two runs, of which the second is `ratio` times as fast, and compare them."""
+    draw, step_times = np.random.default_rng(rng.getrandbits(64)), []
+    for count, speed in zip(steps, (1.0, ratio)):
+        stretches = Stretches()
+        for time_s in (training.steps(count, draw) / speed).tolist():
+            stretches.add(1, time_s)
+        step_times.append(step_time(stretches.pairs()))
+    return compare_runs(*step_times)
+
+
+# Words -> a training, and how many steps before and after.
+TRAININGS = {
+    "independent steps": (Training(), (1000, 1000)),
+    "50 steps, AR(1), φ = 0.9": (Training(correlation=0.9), (50, 50)),
+    "AR(1), φ = 0.5": (Training(correlation=0.5), (1000, 1000)),
+    "AR(1), φ = 0.9": (Training(correlation=0.9), (1000, 1000)),
+    "AR(1), φ = 0.9, 300 and 4,000 steps": (Training(correlation=0.9), (300, 4000)),
+    "every 4th step late": (Training(stall_every=4, stall=4.0), (1000, 1000)),
+    "starts of epochs": (Training(stall_every=300, stall=100.0), (1000, 3000)),
+    "heavy tails": (Training(spread=1.0), (1000, 1000)),
+    "all of them": (
+        Training(spread=0.5, correlation=0.7, stall_every=8, stall=6.0),
+        (1000, 2000),
+    ),
+}
+
+
+def compared_runs(times: int, seed: int) -> list[Rate]:
+    """Two watched trainings: does the interval hold the truth, and are verdicts right?"""
+
+    def holds(training: Training, steps: tuple[int, int]) -> Callable[[random.Random], bool]:
+        def check(rng: random.Random) -> bool:
+            result = compared(training, steps, 1.5, rng)
+            return result.low <= 1.5 <= result.high
+
+        return check
+
+    def judges(
+        verdicts: set[str], ratio: float, training: Training, steps: tuple[int, int]
+    ) -> Callable[[random.Random], bool]:
+        return lambda rng: compared(training, steps, ratio, rng).verdict in verdicts
+
+    rates = []
+    for words, how in TRAININGS.items():
+        name = f"two runs, {words}"
+        wrong = judges({"faster", "slower"}, 1.0, *how)
+        rates += [
+            rate(f"{name}: coverage", holds(*how), times, seed, least=0.93),
+            rate(f"{name}: equal runs called faster or slower", wrong, times, seed, most=0.07),
+        ]
+    limits = {"most": 0.05, "tolerance_se": TOLERANCE_SE}
+    for ratio, words in ((1 + DELTA, "1.03"), (1 / (1 + DELTA), "1/1.03")):
+        equal = judges({"no difference"}, ratio, Training(correlation=0.5), (4000, 4000))
+        rates.append(rate(f"two runs called equal at {words}", equal, times, seed, **limits))
+    seen = judges({"faster"}, 1.2, *TRAININGS["AR(1), φ = 0.9"])
+    return [*rates, rate("two runs, φ = 0.9: 1.2 times as fast is seen", seen, times, seed)]
+
+
 # Simulations per rate, in multiples of --experiments: more where the truth is near the limit.
 SIMULATIONS = {
     false_positives: 1, called_unstable: 1, power: 2, equality_granted: 5, coverage: 5,
-    documents_way: 1,
+    documents_way: 1, compared_runs: 1,
 }  # fmt: skip
 
 

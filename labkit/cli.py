@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any, NoReturn, cast
 
 from labkit import install
+from labkit.diagnosis.compare import compare_watched, read_watched
 from labkit.diagnosis.diagnose import BUDGET_S, check_budget
 from labkit.diagnosis.live_script import diagnose_script
+from labkit.diagnosis.loader_arguments import EXAMPLE, read_arguments
 from labkit.diagnosis.outside import watch_from_outside
 from labkit.diagnosis.script import Program, load, run
 from labkit.nccl import read_nccl_log
@@ -24,6 +26,7 @@ from labkit.settings import field_kinds
 Options = argparse.Namespace
 EXAMPLES = {
     "watch": "labkit watch train.py --lr 0.1",
+    "compare": "labkit compare before.json after.json",
     "diagnose": "labkit diagnose train.py --lr 0.1",
     "nccl": "labkit nccl train.log",
     "run": "labkit run prefetching --num-workers 4",
@@ -50,8 +53,8 @@ def main(arguments: list[str] | None = None) -> int:
         arguments: the words after `labkit`; unset: the shell's.
 
     Returns:
-        Exit status: 0 done, 1 could not (one line on stderr says why), 2 wrong use,
-        130 cancelled.
+        Exit status: 0 done, 1 could not (one line on stderr says why), 2 wrong use, or files that
+        cannot be compared, 130 cancelled.
     """
     options = parser().parse_args(arguments)
     if options.command is _diagnose or (options.command is _watch and options.pid is None):
@@ -106,9 +109,34 @@ def _program(command: str, options: Options) -> Program:
 
 def _watch(options: Options) -> int:
     if options.pid is not None:
+        if options.loader or options.compare:
+            parser().error("--pid looks at a training that runs: it takes no --loader, --compare")
         print(watch_from_outside(options.pid))
         return 0
-    run(_program("watch", options), json_file=options.json)
+    try:
+        loader = read_arguments(options.loader) if options.loader is not None else None
+        if options.compare is not None:
+            read_watched(options.compare)
+            if options.json is not None and options.json.absolute() == options.compare.absolute():
+                raise ValueError(f"--json must be another file than --compare, got {options.json}")
+    except (ValueError, OSError) as error:
+        parser().error(str(error))
+    run(
+        _program("watch", options),
+        json_file=options.json,
+        loader=loader,
+        before=options.compare,
+    )
+    return 0
+
+
+def _compare(options: Options) -> int:
+    try:
+        lines = compare_watched(read_watched(options.before), read_watched(options.after))
+    except (ValueError, OSError) as error:
+        print(f"labkit: {error}", file=sys.stderr)
+        return 2
+    print("\n".join(lines))
     return 0
 
 
@@ -162,10 +190,23 @@ def parser() -> argparse.ArgumentParser:
 
     text = "run a training script, and print how much of its time it waits for data"
     watch = add("watch", _watch, text)
-    watch.usage = "labkit watch [--json FILE] (SCRIPT | -m MODULE) [arguments], or --pid PID"
+    watch.usage = (
+        "labkit watch [--json FILE] [--compare FILE] [--loader NAME=VALUE,...] "
+        "(SCRIPT | -m MODULE) [arguments], or --pid PID"
+    )
     runs_script(watch)
     text = "look at a training that runs already, from outside, for ten seconds"
     watch.add_argument("--pid", metavar="PID", type=int, help=text)
+    text = "afterwards compare this run with an earlier one, from the file of its --json"
+    watch.add_argument("--compare", metavar="FILE", type=Path, help=text)
+    text = "give every DataLoader that the script makes, of training and validation, these "
+    text += f"arguments in place of its own, such as {EXAMPLE}"
+    watch.add_argument("--loader", metavar="NAME=VALUE,...", help=text)
+
+    text = "print how many times as fast a watched training is as before a change"
+    compare = add("compare", _compare, text)
+    compare.add_argument("before", metavar="BEFORE", type=Path, help="written by watch --json")
+    compare.add_argument("after", metavar="AFTER", type=Path, help="the same after the change")
 
     text = "run a training script until it is known what slows it down and what would help"
     diagnose = add("diagnose", _diagnose, text)

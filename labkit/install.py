@@ -1,4 +1,4 @@
-"""What is installed: the core alone (watch, diagnose, nccl), or the lab as well."""
+"""What is installed: the core alone (watch, compare, diagnose, nccl), or the lab as well."""
 
 from __future__ import annotations
 

@@ -46,10 +46,13 @@ def training(tmp_path, monkeypatch):
 
 # `make wheel` does the same in an empty environment.
 @pytest.mark.long
-def test_watch_and_diagnose_work_without_the_lab(training):
-    watched = core("watch", "train.py")
+def test_watch_compare_and_diagnose_work_without_the_lab(training):
+    watched = core("watch", "--json", "seen.json", "train.py")
     assert (watched.returncode, watched.stdout) == (0, "trained\n")
     assert "waiting for data" in watched.stderr
+    compared = core("compare", "seen.json", "seen.json")
+    assert (compared.returncode, compared.stderr) == (0, "")
+    assert "1.00 times as fast [" in compared.stdout
     found = core("diagnose", "--budget-s", "5", "--details", "train.py")
     assert found.returncode == 0, found.stderr
     assert "computing alone (batches are kept): " in found.stdout

@@ -16,6 +16,8 @@ DELTA = 0.03
 MAX_AA_DIFFERENCE = DELTA / 2
 # Tukey's outer fence, in interquartile ranges: values beyond it are "far out".
 OUTER_FENCE = 3.0
+# Steps of each of two watched trainings that are compared: three for each of the 16 batches.
+MIN_COMPARED_STEPS = 50
 
 # --- disturbed blocks (EVIDENCE 1, "Estimator": the only reasons for leaving out a block) ---
 

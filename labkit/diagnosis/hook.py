@@ -26,6 +26,7 @@ from threading import get_ident
 from types import CodeType, FrameType, ModuleType
 from typing import Any, NamedTuple
 
+from labkit.diagnosis.loader_arguments import LoaderArguments, speed_arguments_of
 from labkit.diagnosis.loaders import count_samples
 from labkit.diagnosis.loops import Event, Kind, Loader
 
@@ -62,6 +63,8 @@ class Hook:
         """Something prints what is seen of all loaders."""
         self._supply: Any = None
         """A `LiveDiagnosis` that chooses the batches."""
+        self.loader_arguments: LoaderArguments | None = None
+        """Those that loaders get which the script makes from now on."""
         self._changes: ExitStack | None = None
         self.fetching: dict[int, float] = {}
         """Thread -> since when it waits for a batch."""
@@ -336,9 +339,10 @@ def describe(loader: object, iterator: object, is_training: bool) -> Loader:
         return Loader(name=type(loader).__name__, is_training=is_training)
     # An own batch sampler may not tell.
     size = getattr(made._index_sampler, "batch_size", None) or getattr(loader, "batch_size", None)
-    words, batches = [type(made._dataset).__name__], None
+    words, batches, samples = [type(made._dataset).__name__], None, None
     with suppress(Exception):  # the user's own __len__ may raise anything
-        words.append(f"{len(made._dataset):,} samples")
+        samples = len(made._dataset)
+        words.append(f"{samples:,} samples")
     words += [f"batches of {size}"] if size else []
     words += [f"{workers} worker{'s' * (workers != 1)}"]
     # The length of an iterable data set would have torch warn of more batches than it says.
@@ -352,6 +356,8 @@ def describe(loader: object, iterator: object, is_training: bool) -> Loader:
         ahead=workers * (getattr(made, "_prefetch_factor", None) or 0),
         epoch_batches=batches,
         is_training=is_training,
+        samples=samples,
+        arguments=speed_arguments_of(loader),
     )
 
 
@@ -412,6 +418,8 @@ def _install(hook: Hook) -> ExitStack:
         if hook._supply is not None:  # a training that is only watched keeps its own lengths
             replace(module.DataLoader, "__len__", tell_length)
             replace(module.DataLoader, "__init__", construct)
+        if hook.loader_arguments is not None:
+            replace(module.DataLoader, "__init__", hook.loader_arguments.replace_in)
         replace(module.DataLoader, "__iter__", iterate)
         # Ultralytics keeps one iterator that it makes so.
         replace(module.DataLoader, "_get_iterator", note_loader)

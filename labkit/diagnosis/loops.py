@@ -16,9 +16,10 @@ import math
 import statistics
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+from labkit.diagnosis.stretches import Stretches
 from labkit.diagnosis.thresholds import (
     FEWEST_LOOKS,
     FEWEST_UPDATES_SHARE,
@@ -65,6 +66,10 @@ class Loader:
     """None where its length is unknown."""
     is_training: bool = False
     """Whether the user marked the loop by `lab.watch`."""
+    samples: int | None = None
+    """Of its data set; None where its length is unknown."""
+    arguments: dict[str, bool | float | str | None] = field(default_factory=dict)
+    """Those of a DataLoader that change its speed alone, as `loader_arguments` lists them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +125,8 @@ class Phases:
     optimizer steps, but no batch before them; the same, and another thread took batches."""
     trains: bool
     """Return whether an optimizer step or a backward pass was observed."""
+    stretches: tuple[tuple[int, float], ...] = ()
+    """Steps and seconds of successive stretches of the training, waiting included."""
 
     @property
     def run_s(self) -> float:
@@ -147,6 +154,7 @@ class _Loop:
         self.bins: Counter[int] = Counter()  # of waits
         self.waits: deque[float] = deque(maxlen=LOOKED_BACK)
         self.lengths: deque[float] = deque(maxlen=LOOKED_BACK)  # of steps
+        self.counted: tuple[int, float] = (0, 0.0)  # steps and seconds that are part of a stretch
 
     def end_step(self, *, at_border: bool) -> float:
         """End the step that goes on; return what was no part of it.
@@ -168,6 +176,12 @@ class _Loop:
         self.pending_s, self.pending_images = 0.0, None
         return rest_s
 
+    def take_uncounted(self) -> tuple[int, float]:
+        """Return the steps, and their seconds, that ended since the last call."""
+        before, before_s = self.counted
+        self.counted = self.steps, self.wait_s + self.step_s
+        return self.steps - before, self.counted[1] - before_s
+
 
 class _Thread:
     """The loops of one thread, and its time."""
@@ -184,6 +198,7 @@ class _Thread:
         self.is_steady, self.since_s = False, 0.0
         self.updates = self.update_batches = 0
         self.is_whole_window = False  # began in the steady state
+        self.stretches = Stretches()
 
     def advance(self, to_s: float) -> None:
         """Account for the time since the last event."""
@@ -198,6 +213,7 @@ class _Thread:
         for loop in self.loops.values():
             loop.reset()
         self.outside_s, self.to_skip, self.is_steady = 0.0, None, True
+        self.stretches = Stretches()
         self.since_s = self.until_s
 
 
@@ -261,6 +277,7 @@ class Loops:
         self._close(thread, loop, at_border=False)
         if is_open:
             loop.wait_s += event.ended_s - event.began_s
+            self._count(thread, loop)
         else:
             thread.outside_s += event.ended_s - event.began_s
         loop.drawn = 0
@@ -316,6 +333,13 @@ class Loops:
         if loop in thread.open:
             thread.open.remove(loop)
             thread.outside_s += loop.end_step(at_border=at_border)
+            Loops._count(thread, loop)
+
+    @staticmethod
+    def _count(thread: _Thread, loop: _Loop) -> None:
+        """Add what a loop of the training did since the last time to the stretches."""
+        if loop.loader.is_training or not thread.marks or Loops._trains(loop, thread):
+            thread.stretches.add(*loop.take_uncounted())
 
     # --- what is known
 
@@ -378,6 +402,7 @@ class Loops:
             batches_per_update=thread.update_batches / thread.updates if thread.updates else None,
             unseen=unseen,
             trains=trains,
+            stretches=() if unseen else thread.stretches.pairs(),
         )
 
     @staticmethod

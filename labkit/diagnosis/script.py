@@ -31,7 +31,9 @@ from typing import Any, NamedTuple
 
 from labkit import files
 from labkit.diagnosis.answer import Facts, answer, lines, lines_of_ranks, phase_line
+from labkit.diagnosis.compare import VERSION, Watched, compare_watched, machine, read_watched
 from labkit.diagnosis.hook import HOOK
+from labkit.diagnosis.loader_arguments import LoaderArguments, Value, written
 from labkit.diagnosis.watch import Watch, rank_of_launcher, say
 from labkit.language import Text
 
@@ -51,6 +53,10 @@ class Request:
     """The command that goes on."""
     json: str | None = None
     """File for the facts."""
+    loader: dict[str, Value] | None = None
+    """Arguments that DataLoaders get."""
+    before: str | None = None
+    """File of an earlier run, with which this one is compared."""
     folder: str
     """In which processes leave their facts."""
     owner: int = 0
@@ -126,6 +132,8 @@ class Session:
         return facts.as_json() | {
             "rank": self.watch.rank,
             "pid": self.pid,
+            "version": VERSION,
+            "machine": machine(facts.computes_on),
             "has_ended": self._has_ended,
         }
 
@@ -146,6 +154,8 @@ class Session:
             self.say("\n".join(lines_of_ranks(facts, others, self._request.following)))
         elif self._has_ended:
             self.say(answer(facts).sentence if facts.phases.unseen else phase_line(facts))
+        if self._has_ended and not rank:
+            self._say_at_the_end(known)
         if self._request.json:
             path = Path(self._request.json)
             path = path.with_stem(f"{path.stem}-rank{rank}") if rank else path
@@ -154,6 +164,19 @@ class Session:
                 _write(path, {"script": script, "arguments": arguments} | known)
             except OSError as error:  # the script's own status stays
                 self.say(f"--json: {error}")
+
+    def _say_at_the_end(self, known: dict[str, Any]) -> None:
+        """Print whether loaders were changed as asked, and the comparison with an earlier run."""
+        if HOOK.loader_arguments is not None:
+            for note in HOOK.loader_arguments.notes():
+                self.say(note)
+        if self._request.before:
+            try:
+                before = read_watched(Path(self._request.before))
+                text = "\n".join(compare_watched(before, Watched.of(known, "this run")))
+            except (ValueError, OSError) as error:
+                text = str(error)
+            self.say(text)
 
     def _others(self) -> list[dict[str, Any]]:
         """Return what processes left in the folder; the first rank at its end waits for others."""
@@ -204,7 +227,13 @@ class Program(NamedTuple):
     """The script or -m MODULE, and its arguments, as the shell takes them."""
 
 
-def run(program: Program, *, json_file: Path | None = None) -> Session:
+def run(
+    program: Program,
+    *,
+    json_file: Path | None = None,
+    loader: dict[str, Value] | None = None,
+    before: Path | None = None,
+) -> Session:
     """Run a script or a module as Python does, and report on the training.
 
     Each process that trains reports, also one that the script starts; of several ranks the first
@@ -214,13 +243,22 @@ def run(program: Program, *, json_file: Path | None = None) -> Session:
     Args:
         program: from `load`.
         json_file: is written at every report.
+        loader: arguments that every DataLoader gets in place of the script's; from
+            `loader_arguments.read_arguments`.
+        before: file of an earlier run, with which this one is compared at its end.
     """
     request = Request(
         words=program.argv,
         following=shlex.join(["labkit", "diagnose", *program.words]),
         json=str(json_file.absolute()) if json_file else None,
+        loader=loader,
+        before=str(before.absolute()) if before else None,
         **_where(),
     )
+    if loader:
+        HOOK.loader_arguments = LoaderArguments(loader)
+        if not rank_of_launcher():
+            say(f"Every DataLoader that the script makes gets {written(loader)}.")
     HOOK.at_first = None  # of a process that a watched script started
     session = Session(request).start()
     if request.owner == os.getpid():
@@ -336,6 +374,8 @@ def watch_when_it_trains() -> None:
     request = Request(**json.loads(os.environ[VARIABLE]))
     if isinstance(getattr(get_signal(signal.SIGTERM), "__self__", None), Session):
         set_signal(signal.SIGTERM, signal.SIG_DFL)  # it was of the process that forked this one
+    if request.loader and HOOK.loader_arguments is None:
+        HOOK.loader_arguments = LoaderArguments(request.loader)
     HOOK.wait_for_training(lambda: Session(request, is_child=True).start())
 
 

@@ -124,7 +124,7 @@ def provenance() -> Provenance:
         kernel=platform.release() or UNKNOWN,
         python=platform.python_version(),
         virtual=_is_virtual(),
-        cpu_model=_cpu_model(),
+        cpu_model=cpu_model(),
         cpu_count=os.cpu_count(),
         cores=cores(),
         memory_bytes=memory_bytes(),
@@ -177,12 +177,13 @@ def versions() -> dict[str, str]:
 
 def _machine_id(total_bytes: int) -> str:
     # What firmware and kernel leave of the memory differs a little from start to start.
-    facts = (platform.system(), platform.machine(), _cpu_model(), os.cpu_count(), total_bytes >> 30)
+    facts = (platform.system(), platform.machine(), cpu_model(), os.cpu_count(), total_bytes >> 30)
     raw = procfs.text("/etc/machine-id").strip()
     return hashlib.sha256(f"labkit {raw} {facts}".encode()).hexdigest()[:12]
 
 
-def _cpu_model() -> str:
+def cpu_model() -> str:
+    """Return the name of the CPU; "unknown" where the system tells none."""
     for line in procfs.text("/proc/cpuinfo").splitlines():
         name, _, value = line.partition(":")
         if name.strip() == "model name":

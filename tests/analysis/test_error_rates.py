@@ -20,6 +20,7 @@ WIDENED_SE = 2
         (simulated.power, 40),
         (simulated.equality_granted, 50),
         (simulated.coverage, 30),
+        (simulated.compared_runs, 60),
     ],
 )
 def test_error_rates_keep_their_limits(prove, times):

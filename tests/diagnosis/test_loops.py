@@ -278,3 +278,72 @@ def test_percentiles_show_what_a_mean_hides():
 )
 def test_waits_that_come_every_few_steps_are_told_from_others(waits, cycle):
     assert cycle_of(waits) == cycle
+
+
+# --- stretches
+
+
+def assert_stretches_are_the_training(phases, not_yet_s=0.0):
+    """Check that stretches have all steps and seconds, but for waits since the last step."""
+    steps, s = zip(*phases.stretches)
+    assert sum(steps) == phases.training.steps
+    assert sum(s) == pytest.approx(phases.training.s - not_yet_s)
+
+
+def test_stretches_have_all_steps_of_the_training_and_their_waits():
+    story = Story()
+    for _ in range(3):
+        story.epoch(10, 0.5, 1.5)
+        story.rest(100)
+        story.epoch(5, 0.7, 0.3, VALID, mark=None)
+    phases = story.phases()
+    assert_stretches_are_the_training(phases)
+    assert phases.stretches == ((1, 2.0),) * 29
+
+
+def test_a_long_training_has_few_stretches_of_equal_length():
+    story = Story()
+    story.open()
+    for _ in range(10_001):
+        story.draw(0.5)
+        story.train(1.5)
+    stretches = story.phases().stretches
+    assert 64 <= len(stretches) <= 128
+    assert set(stretches) == {(128, 256.0)}
+
+
+@pytest.mark.parametrize("batches_per_update", [1, 2])
+def test_stretches_have_the_epochs_of_loaders_that_are_made_anew(batches_per_update):
+    story = Story(*(Loader(name=f"epoch {number}", workers=0) for number in range(4)))
+    for number in range(4):
+        story.open(number, took_s=1)
+        for _ in range(6):
+            for _ in range(batches_per_update):
+                story.draw(0.25, number)
+            story.train(1.5)
+        story.add("end", 0.5, number)
+    assert_stretches_are_the_training(story.phases(), not_yet_s=0.5)
+
+
+def test_stretches_of_loaders_that_are_drawn_from_in_turn_have_the_time_of_both():
+    story = Story()
+    story.open(TRAIN)
+    story.open(VALID)
+    for _ in range(20):
+        story.draw(0.25, TRAIN)
+        story.draw(0.25, VALID)
+        story.train(1.5)
+    story.add("end", 0.0, TRAIN)
+    story.add("end", 0.0, VALID)
+    phases = story.phases()
+    assert len(phases.training.loaders) == 2
+    assert_stretches_are_the_training(phases)
+
+
+def test_a_training_that_was_not_seen_has_no_stretches():
+    story = Story()
+    story.epoch(3, 0.5, 1.5)
+    for _ in range(100):
+        story.train(1.5)
+    phases = story.phases()
+    assert (phases.unseen, phases.stretches) == ("loader", ())
