@@ -9,7 +9,7 @@ import pytest
 
 import labkit as lab
 from labkit import settings, steady_rate
-from labkit.analysis import published
+from labkit.analysis import halving, published
 from labkit.runs import experiment
 
 # Whose docstrings have examples: a user meets them first.
@@ -18,7 +18,7 @@ WITH_EXAMPLES = [
     lab.experiment, lab.find_run, lab.forecast, lab.list_runs, lab.make_photos, lab.newest_run,
     lab.run, lab.claims, lab.vary, settings.change_all, experiment.as_experiment,
     experiment.full_only, experiment.published_by, lab.Run.table, lab.Run.charts, lab.Run.chart,
-    lab.Run.share, lab.Run.save, published.answer, steady_rate.steady_rate,
+    lab.Run.share, lab.Run.save, published.answer, steady_rate.steady_rate, halving.halve,
 ]  # fmt: skip
 
 

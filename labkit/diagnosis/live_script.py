@@ -22,9 +22,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from labkit import files, units
-from labkit.diagnosis.diagnose import Diagnosis
+from labkit.diagnosis.diagnose import Diagnosis, diagnose_loop
 from labkit.diagnosis.live import Ended, LiveDiagnosis, supplying
+from labkit.diagnosis.loader_search import Tuned
 from labkit.diagnosis.script import Program, execute, show_as_without, start_children_with
+from labkit.diagnosis.tune import tune_live
 from labkit.diagnosis.watch import rank_of_launcher, say
 
 VARIABLE = "LABKIT_DIAGNOSE"  # of the environment: what started processes are to do, as JSON
@@ -37,7 +39,12 @@ MOST_LOOKED_AT = 50_000  # files and folders below the working folder
 
 
 def diagnose_script(
-    program: Program, *, budget_s: float, details: bool = False, json_file: Path | None = None
+    program: Program,
+    *,
+    budget_s: float,
+    details: bool = False,
+    json_file: Path | None = None,
+    tuned: bool = False,
 ) -> int:
     """Run a script or a module as Python does until its training is diagnosed; print the diagnosis.
 
@@ -46,6 +53,7 @@ def diagnose_script(
         budget_s: as of `diagnose`.
         details: print the measurements, too.
         json_file: is written with the diagnosis.
+        tuned: tune its loader instead.
 
     Returns:
         Exit status: 0; 1 where there is no diagnosis, or it ended early.
@@ -57,6 +65,7 @@ def diagnose_script(
     request = {
         "budget_s": budget_s,
         "details": details,
+        "tuned": tuned,
         "json": str(json_file.absolute()) if json_file else None,
         "folder": str(folder),
     }
@@ -120,7 +129,7 @@ def diagnose_when_it_trains() -> None:
 
 
 def _live(request: dict[str, Any]) -> LiveDiagnosis:
-    def show(diagnosis: Diagnosis) -> None:
+    def show(diagnosis: Diagnosis | Tuned) -> None:
         details = f"\n\n{diagnosis.details()}" if request["details"] else ""
         sys.stdout.write(f"{diagnosis}{details}\n")
         sys.stdout.flush()
@@ -139,7 +148,11 @@ def _live(request: dict[str, Any]) -> LiveDiagnosis:
 
     is_quiet = bool(rank_of_launcher())
     return LiveDiagnosis(
-        budget_s=request["budget_s"], progress=not is_quiet, show=show, insist=insist
+        budget_s=request["budget_s"],
+        progress=not is_quiet,
+        show=show,
+        insist=insist,
+        find=tune_live if request["tuned"] else diagnose_loop,
     )
 
 
