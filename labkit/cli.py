@@ -84,7 +84,7 @@ def _diagnose(options: Options) -> int:
     default_s = TUNING_BUDGET_S if options.tune else BUDGET_S
     budget_s = default_s if options.budget_s is None else options.budget_s
     try:
-        check_budget(budget_s)
+        check_budget(budget_s, default_s)
     except ValueError as error:
         parser().error(str(error))
     return diagnose_script(

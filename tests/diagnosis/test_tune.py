@@ -338,7 +338,7 @@ def test_a_loader_that_cannot_be_tuned_is_one_line(loader, step, message):
 
 
 def test_too_short_a_budget_is_refused():
-    with pytest.raises(ValueError, match="budget_s must be at least 5, got 1"):
+    with pytest.raises(ValueError, match="budget_s must be at least 5, got 1; the default is 60"):
         lab.tune(DataLoader(Waiting()), step, budget_s=1)
     with pytest.raises(RuntimeError, match=r"budget_s must be at least \d+ to try \d+ sets"):
         lab.tune(DataLoader(Waiting(0.3)), step, budget_s=5, progress=False)
