@@ -200,7 +200,7 @@ def uneven_batches() -> dict[str, Any]:
 @planted
 def late_batches() -> dict[str, Any]:
     """One batch of twelve is late by eight steps."""
-    dataset = Work(48 * 4, wait_s=lambda i: 0.080 if i // 4 % 12 == 5 else 0.003)
+    dataset = Work(48 * 4, wait_s=lambda i: 0.050 if i // 4 % 12 == 5 else 0.003)
     now = {"num_workers": 2}
     return {"dataset": dataset, "batch_size": 4, "step": waits(0.025), "now": now}
 

@@ -5,6 +5,7 @@ The loader is copied with other arguments and iterated over, never changed.
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -42,7 +43,8 @@ if TYPE_CHECKING:
 
 BUDGET_S = 60.0  # of a loader
 SETTINGS_BUDGET_S = 105.0  # of settings, whose every trial has a process of its own
-TRIALS_PER_BUDGET = 120  # about as many trials as the budget has time for
+TRIALS_PER_BUDGET = 60  # about as many trials as the budget has time for
+WHOLE_EPOCH_RATIO = 3  # epochs up to so many times as long as a trial are measured whole
 
 
 def tune(
@@ -180,12 +182,14 @@ def tune_loop(
     with ExitStack() as stack:
         say = stack.enter_context(_bar(progress, budget_s))
         stack.enter_context(loaders.random_state_kept(loop.loader))
-        spread = loaders.spread_over_epoch(loop.loader)
-        loop.loader = stack.enter_context(loaders.copied(loop.loader, **spread))
+        loop.loader = stack.enter_context(loaders.copied(loop.loader))
         say("first steps")
         begun_s = time.monotonic()
         try:
             trials = LoaderTrials(loop, device=device, budget_s=budget_s)
+            if not trials.has_whole_epochs:
+                spread = loaders.spread_over_epoch(loop.loader)
+                loop.loader = stack.enter_context(loaders.copied(loop.loader, **spread))
         except Stopped:
             raise
         except Exception as error:  # the user's own code may raise anything
@@ -232,8 +236,11 @@ class LoaderTrials:
         self._batch_bytes = sum(loaders.bytes_by_dtype(loop.resident[0]).values())
         self._worker_bytes, startup_s, self._why_no_workers = _try_worker(loop)
         self._stretch_s = min(max(budget_s / TRIALS_PER_BUDGET, SHORTEST_S), LONGEST_S)
-        least_s = min(FEWEST_STEPS * self._step_s, LONGEST_S)
-        self.trial_s = max(self._stretch_s, least_s) + startup_s
+        epoch_s = (loaders.count_batches(loader) or math.inf) * self._step_s
+        self.has_whole_epochs = epoch_s <= WHOLE_EPOCH_RATIO * self._stretch_s
+        """Whether epochs are so short that a trial is a whole one."""
+        least_s = max(self._stretch_s, min(FEWEST_STEPS * self._step_s, LONGEST_S))
+        self.trial_s = (epoch_s if self.has_whole_epochs else least_s) + startup_s
         self._is_duplicated = are_duplicated(loop)
         self.most_workers = cores_of_rank()
         self.now = Arguments(0, pin_memory=loader.pin_memory)
@@ -292,13 +299,15 @@ class LoaderTrials:
         # A queue that is filling hides what its length changes.
         filled_s = 2 * arguments.num_workers * arguments.prefetch_factor * self._step_s
         seconds = min(max(self._stretch_s, filled_s), LONGEST_S)
+        if self.has_whole_epochs:
+            seconds = math.inf
         end_opencv_threads()
         with loaders.copied(self._loop.loader, **changes) as twin:
             if twin.num_workers and twin.persistent_workers:
                 with stall_limit() as wait_for:
                     wait_for("loader to yield a batch", loaders.FIRST)
                     next(iter(twin))  # starts them, as before the second epoch
-            stretch = self._loop.run("warm", twin, seconds)
+            stretch = self._loop.run("warm", twin, seconds, once=self.has_whole_epochs)
         return stretch.epoch_s or stretch.step_s
 
     def _attributes(self, arguments: Arguments) -> dict[str, Any]:
