@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from labkit.diagnosis.diagnose import diagnose
 from labkit.diagnosis.live import diagnosing
+from labkit.diagnosis.tune import tune
 from labkit.diagnosis.watch import watch
 from labkit.install import why_no_lab
 from labkit.nccl import read_nccl_log
@@ -15,7 +16,6 @@ if TYPE_CHECKING or not (_why_no_lab := why_no_lab()):
     from labkit.experiments.catalog import CATALOG
     from labkit.experiments.largest_batch import largest_batch
     from labkit.experiments.request import choose, experiment
-    from labkit.experiments.tuning import tune
     from labkit.panel.view import advise_form, panel
     from labkit.parts.decoding import DECODERS
     from labkit.parts.devices import DEVICES

@@ -20,6 +20,7 @@ from labkit.diagnosis.live_script import diagnose_script
 from labkit.diagnosis.loader_arguments import EXAMPLE, read_arguments
 from labkit.diagnosis.outside import watch_from_outside
 from labkit.diagnosis.script import Program, load, run
+from labkit.diagnosis.tune import BUDGET_S as TUNING_BUDGET_S
 from labkit.nccl import read_nccl_log
 from labkit.settings import field_kinds
 
@@ -27,7 +28,7 @@ Options = argparse.Namespace
 EXAMPLES = {
     "watch": "labkit watch train.py --lr 0.1",
     "compare": "labkit compare before.json after.json",
-    "diagnose": "labkit diagnose train.py --lr 0.1",
+    "diagnose": "labkit diagnose train.py --lr 0.1, or labkit diagnose --tune train.py",
     "nccl": "labkit nccl train.log",
     "run": "labkit run prefetching --num-workers 4",
     "list": "labkit list",
@@ -83,13 +84,16 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _diagnose(options: Options) -> int:
+    default_s = TUNING_BUDGET_S if options.tune else BUDGET_S
+    budget_s = default_s if options.budget_s is None else options.budget_s
     try:
-        check_budget(options.budget_s)
+        check_budget(budget_s, default_s)
     except ValueError as error:
         parser().error(str(error))
     return diagnose_script(
         _program("diagnose", options),
-        budget_s=options.budget_s,
+        budget_s=budget_s,
+        tuned=options.tune,
         details=options.details,
         json_file=options.json,
     )
@@ -211,12 +215,15 @@ def parser() -> argparse.ArgumentParser:
     text = "run a training script until it is known what slows it down and what would help"
     diagnose = add("diagnose", _diagnose, text)
     diagnose.usage = (
-        "labkit diagnose [--json FILE] [--details] [--budget-s S] (SCRIPT | -m MODULE) [arguments]"
+        "labkit diagnose [--tune] [--json FILE] [--details] [--budget-s S] "
+        "(SCRIPT | -m MODULE) [arguments]"
     )
     runs_script(diagnose)
     diagnose.add_argument("--details", action="store_true", help="also print the measurements")
-    text = f"seconds of measuring; unset: {BUDGET_S:g}"
-    diagnose.add_argument("--budget-s", type=float, metavar="S", default=BUDGET_S, help=text)
+    text = "only find the fastest arguments of its DataLoader: workers, prefetch_factor, and others"
+    diagnose.add_argument("--tune", action="store_true", help=text)
+    text = f"seconds of measuring; unset: {BUDGET_S:g}, with --tune {TUNING_BUDGET_S:g}"
+    diagnose.add_argument("--budget-s", type=float, metavar="S", help=text)
 
     if install.why_no_lab():
         whole.epilog = f"Experiments, notebooks and reports: pip install {install.extra('lab')}"

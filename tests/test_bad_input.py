@@ -1049,6 +1049,8 @@ ROWS: dict[Callable, dict[str, tuple[Callable, str]]] = {
             "argument SCRIPT: must be a Python file, got 'missing.py'"),
         "no time to diagnose": (words("diagnose", "--budget-s", "1", html_file),
             "budget_s must be at least 5, got 1.0; the default is 50"),
+        "no time to tune": (words("diagnose", "--tune", "--budget-s", "1", html_file),
+            "budget_s must be at least 5, got 1.0; the default is 60"),
     },
     shell: {
         "broken image whose name is not UTF-8": (every(put("odd \udcff.jpg", b""), ordinary()),

@@ -11,7 +11,7 @@ from functools import partial
 import pytest
 
 import labkit as lab
-from benchmarks import diagnosis, frame, gpu, gpu_host, repeat
+from benchmarks import diagnosis, frame, gpu, gpu_host, repeat, tune
 from benchmarks.diagnosis import Outcome
 from benchmarks.environments import judge
 from benchmarks.environments.places import Done
@@ -220,6 +220,22 @@ def test_a_stage_for_gpus_goes_on_where_its_time_was_over(perform):
     found = perform("roofline")
     assert found[0] == 0
     assert perform("roofline") == found
+
+
+@pytest.mark.parametrize(("behind", "is_near"), [(0.98, True), (1.03, True), (1.04, False)])
+def test_a_tuned_loader_may_be_three_percent_behind_the_optimum(behind, is_near):
+    outcome = tune.Outcome(name="slow_step", behind=(behind, behind - 0.1, behind + 0.1))
+    assert outcome.is_near == is_near
+    assert ("MISSED" in tune.row(outcome)[3]) != is_near
+    assert not tune.Outcome(name="slow_step", failed="exit status 1").is_near
+
+
+def test_twelve_loops_are_tuned_whose_optimum_may_have_other_arguments():
+    assert len(tune.CASES) == 12
+    case = tune.CASES["late_batches"]()
+    tried = [case.loader(arguments) for arguments in tune.candidates(case)]
+    assert {loader.num_workers for loader in tried} >= {0, 1}
+    assert len(case.loader(case.now)) == 48
 
 
 def test_the_part_per_batch_is_what_a_step_on_no_images_would_take():

@@ -9,7 +9,7 @@ import pytest
 
 import labkit as lab
 from labkit import settings, steady_rate
-from labkit.analysis import published, two_runs
+from labkit.analysis import halving, published, two_runs
 from labkit.runs import experiment
 
 # Whose docstrings have examples: a user meets them first.
@@ -20,7 +20,7 @@ WITH_EXAMPLES = [
     experiment.full_only, experiment.with_published, lab.Run.table, lab.Run.charts, lab.Run.chart,
     lab.Run.share, lab.Run.save, lab.resume, lab.open_shared, lab.report, lab.doctor, lab.panel,
     published.answer, steady_rate.steady_rate,
-    two_runs.RunComparison,
+    halving.halve, two_runs.RunComparison,
 ]  # fmt: skip
 
 

@@ -11,6 +11,8 @@ ALPHA = 0.05
 POWER = 0.8
 # The smallest practical difference, as a share of the baseline's time.
 DELTA = 0.03
+# Share of the time that is no reason to change a setting, even where it is shown to be real.
+NEGLIGIBLE_SHARE = 0.01
 # How much the baseline's two runs may differ, as a share.  Their mean is the denominator, so a
 # difference of b moves it by b/2: DELTA/2 between the two moves a normalized time by 0.75 %.
 MAX_AA_DIFFERENCE = DELTA / 2

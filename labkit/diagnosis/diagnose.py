@@ -86,16 +86,7 @@ def diagnose(
         FileNotFoundError: one of the files does not exist.
     """
     loaders.check_loader(loader)
-    if not callable(step):
-        raise ValueError(
-            f"step must be a function of a batch, got {step!r}; "
-            "put the body of your training loop into one"
-        )
-    if not isinstance(device, SimulatedGpu | None):
-        raise ValueError(
-            f"device must be a simulated GPU that the step uses, or None, got {device!r}; "
-            "leave it out: CUDA and the CPU are found"
-        )
+    check_step(step, device)
     check_budget(budget_s)
     paths = [Path(path).resolve(strict=True) for path in files or ()]
     if others := [path for path in paths if not path.is_file()]:
@@ -141,8 +132,30 @@ def diagnose_loop(
     return conclude(facts, bounds, trials)
 
 
-def check_budget(budget_s: float) -> None:
+def check_step(step: object, device: object) -> None:
+    """Check that a step can be called, and its device.
+
+    Raises:
+        ValueError: one of them has a wrong type.
+    """
+    if not callable(step):
+        raise ValueError(
+            f"step must be a function of a batch, got {step!r}; "
+            "put the body of your training loop into one"
+        )
+    if not isinstance(device, SimulatedGpu | None):
+        raise ValueError(
+            f"device must be a simulated GPU that the step uses, or None, got {device!r}; "
+            "leave it out: CUDA and the CPU are found"
+        )
+
+
+def check_budget(budget_s: float, default_s: float = BUDGET_S) -> None:
     """Check that there is time for a diagnosis.
+
+    Args:
+        budget_s: as of `diagnose`.
+        default_s: which the message names.
 
     Raises:
         ValueError: there is none.
@@ -150,7 +163,7 @@ def check_budget(budget_s: float) -> None:
     if not budget_s >= LEAST_BUDGET_S:
         raise ValueError(
             f"budget_s must be at least {LEAST_BUDGET_S:g}, got {budget_s!r}; "
-            f"the default is {BUDGET_S:g}"
+            f"the default is {default_s:g}"
         )
 
 

@@ -30,6 +30,8 @@ from labkit.language import Text
 if TYPE_CHECKING:
     from greenlet import greenlet
 
+    from labkit.diagnosis.loader_search import Tuned
+
 STEADY_STEPS = 3  # before the diagnosis begins, after those in which queues fill
 UNTRAINED_BATCHES = 60  # of a loop without optimizer steps, as of inference, until it is diagnosed
 AHEAD = "a thread of the training loads batches ahead; what is above was measured without it"
@@ -48,9 +50,10 @@ class LiveDiagnosis:
         progress: show a bar.
         show: called with the diagnosis, before the training is ended.
         insist: called where the training catches what ends it, and goes on again and again.
+        find: what is done with the loop: `diagnose_loop`, or `tune_live`.
     """
 
-    diagnosis: Diagnosis | None = None
+    diagnosis: Diagnosis | Tuned | None = None
     """None until the training's loop was found and measured."""
 
     def __init__(
@@ -58,13 +61,14 @@ class LiveDiagnosis:
         *,
         budget_s: float = BUDGET_S,
         progress: bool = True,
-        show: Callable[[Diagnosis], object] = lambda _: None,
+        show: Callable[[Any], object] = lambda _: None,
         insist: Callable[[], object] = lambda: None,
+        find: Callable[..., Diagnosis | Tuned] = diagnose_loop,
     ) -> None:
         self.events: deque[Event] = deque()
         """Those of the hook, to take next."""
         self._budget_s, self._progress = budget_s, progress
-        self._show, self._insist = show, insist
+        self._show, self._insist, self._find = show, insist, find
         self._loops = Loops(HOOK.loaders)
         self._loaders: dict[int, Any] = {}
         self._following: dict[int, Iterator] = {}  # batches of loaders beside it, without end
@@ -189,7 +193,7 @@ class LiveDiagnosis:
         self._training.switch()
         loop = _LiveLoop(loader, step, leader)
         try:
-            found = diagnose_loop(loop, budget_s=self._budget_s, progress=self._progress)
+            found = self._find(loop, budget_s=self._budget_s, progress=self._progress)
         finally:
             if leader:
                 leader.end()

@@ -22,9 +22,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from labkit import files, units
-from labkit.diagnosis.diagnose import Diagnosis
+from labkit.diagnosis.diagnose import Diagnosis, diagnose_loop
 from labkit.diagnosis.live import Ended, LiveDiagnosis, supplying
+from labkit.diagnosis.loader_search import Tuned
 from labkit.diagnosis.script import Program, execute, show_as_without, start_children_with
+from labkit.diagnosis.tune import tune_live
 from labkit.diagnosis.watch import rank_of_launcher, say
 from labkit.language import Text, is_chinese, shown
 
@@ -38,7 +40,12 @@ MOST_LOOKED_AT = 50_000  # files and folders below the working folder
 
 
 def diagnose_script(
-    program: Program, *, budget_s: float, details: bool = False, json_file: Path | None = None
+    program: Program,
+    *,
+    budget_s: float,
+    details: bool = False,
+    json_file: Path | None = None,
+    tuned: bool = False,
 ) -> int:
     """Run a script or a module as Python does until its training is diagnosed; print the diagnosis.
 
@@ -47,6 +54,7 @@ def diagnose_script(
         budget_s: as of `diagnose`.
         details: print the measurements, too.
         json_file: is written with the diagnosis.
+        tuned: tune its loader instead.
 
     Returns:
         Exit status: 0; 1 where there is no diagnosis, or it ended early.
@@ -58,6 +66,7 @@ def diagnose_script(
     request = {
         "budget_s": budget_s,
         "details": details,
+        "tuned": tuned,
         "json": str(json_file.absolute()) if json_file else None,
         "folder": str(folder),
     }
@@ -124,7 +133,7 @@ def diagnose_when_it_trains() -> None:
 
 
 def _live(request: dict[str, Any]) -> LiveDiagnosis:
-    def show(diagnosis: Diagnosis) -> None:
+    def show(diagnosis: Diagnosis | Tuned) -> None:
         details = f"\n\n{diagnosis.details()}" if request["details"] else ""
         sys.stdout.write(f"{diagnosis}{details}\n")
         sys.stdout.flush()
@@ -143,7 +152,11 @@ def _live(request: dict[str, Any]) -> LiveDiagnosis:
 
     is_quiet = bool(rank_of_launcher())
     return LiveDiagnosis(
-        budget_s=request["budget_s"], progress=not is_quiet, show=show, insist=insist
+        budget_s=request["budget_s"],
+        progress=not is_quiet,
+        show=show,
+        insist=insist,
+        find=tune_live if request["tuned"] else diagnose_loop,
     )
 
 

@@ -448,14 +448,13 @@ def _measure(
     record.set(
         arguments=loaders.arguments_of(loop.loader) if is_data_loader else {},
         length=loaders.count_batches(loop.loader),
-        # Ranks on this machine share its cores.
-        cores=max(hardware.cores() // int(os.environ.get("LOCAL_WORLD_SIZE") or 1), 1),
+        cores=cores_of_rank(),
         has_model=loop.model is not None,
         has_opencv=loop.has_opencv,
     )
     say("first steps", 0.0)
-    record.set(first_s=_look(loop, device))
-    record.set(duplicated=_are_duplicated(loop))
+    record.set(first_s=look(loop, device))
+    record.set(duplicated=are_duplicated(loop))
     arms = ["warm", "alone", "resident"] + (["cold"] if files else [])
     if not files:
         record.note("cold was not measured: give files for that")
@@ -498,7 +497,12 @@ def _measure(
     _look_into_step(record, loop, PROFILE_SHARE * budget_s)
 
 
-def _look(loop: Loop, device: SimulatedGpu | None) -> float:
+def cores_of_rank() -> int:
+    """Return how many cores this process may use: ranks on this machine share them."""
+    return max(hardware.cores() // int(os.environ.get("LOCAL_WORLD_SIZE") or 1), 1)
+
+
+def look(loop: Loop, device: SimulatedGpu | None) -> float:
     """Run some steps, find out what they compute on, keep batches; return mean seconds."""
     at_s = [time.perf_counter()]
     with stall_limit() as wait_for:
@@ -520,7 +524,7 @@ def _look(loop: Loop, device: SimulatedGpu | None) -> float:
     return (time.perf_counter() - begun_s) / len(later_s)
 
 
-def _are_duplicated(loop: Loop) -> bool:
+def are_duplicated(loop: Loop) -> bool:
     """Return whether two workers of an iterable data set would yield the same.
 
     Batches that are equal in a worker, too, do not tell.

@@ -9,11 +9,12 @@ The runner sleeps while a trial's process works: nothing may run beside a measur
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
-from labkit.contracts import Cancelled
+from labkit.contracts import Cancelled, Skip
 from labkit.records import (
     OPERATION,
     AnyTrial,
@@ -21,7 +22,7 @@ from labkit.records import (
 )
 from labkit.runs.active_run import ActiveRun, Progress, single_run_lock
 from labkit.runs.check_run import check_resumable, check_run
-from labkit.runs.epoch_trials import prepare_epochs, run_blocks
+from labkit.runs.epoch_trials import measure_epochs, prepare_epochs, run_blocks
 from labkit.runs.experiment import Experiment
 from labkit.runs.forecasts import say_forecast
 from labkit.runs.operation_trials import run_operations
@@ -62,6 +63,42 @@ def resume(
             stored.folder, stored.info, parts=parts, cancel=cancel, progress=progress
         )
         return _complete(active, list(stored.trials))
+
+
+@contextmanager
+def open_trials(
+    experiment: Experiment, results: Path | str, *, progress: bool
+) -> Iterator[Callable[[str], dict[str, Any]]]:
+    """Prepare a run whose trials the caller chooses, one after the other; no row is kept.
+
+    Args:
+        experiment: what may be measured; its baseline sets the number of images.
+        results: folder that takes the run.
+        progress: show lines.
+
+    Yields:
+        A function that runs a trial of a variant, by its label, and returns fields of `Trial`.  It
+        raises Skip or TrialFailed where the variant does not work here.
+
+    Raises:
+        ValueError: settings or data that cannot work.
+        RuntimeError: the baseline cannot run here, or another run is in progress.
+    """
+    with single_run_lock():
+        info, parts = check_run(experiment, "quick", None, results)
+        folder = create_run(Path(results), info)
+        with hold(folder):
+            run = ActiveRun(folder, info, parts=parts, cancel=None, progress=progress)
+
+            def measure(label: str) -> dict[str, Any]:
+                if label in run.dropped:
+                    raise Skip(run.dropped[label])
+                return measure_epochs(run, label)
+
+            with ExitStack() as cleanup, run.launcher:
+                run.check_baselines()
+                prepare_epochs(run, cleanup)
+                yield measure
 
 
 def _complete(run: ActiveRun, trials: list[AnyTrial]) -> StoredRun:

@@ -1,0 +1,416 @@
+"""Search for the arguments of a DataLoader with which a training is fastest.
+
+    1. workers, their threads, in_order          successive halving  ─▶ the best
+    2. prefetching, pinned memory, persistence   successive halving  ─▶ the best
+    3. the best beside the loader as it is       paired blocks       ─▶ its gain, with an interval
+
+The third step measures the best again: the best of many noisy numbers looks better than it is.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from labkit import units
+from labkit.analysis.compare import NOTHING, Comparison
+from labkit.analysis.halving import Blocks, Halved, halve, is_as_fast
+from labkit.analysis.thresholds import DELTA
+from labkit.diagnosis.facts import DEFAULT_PREFETCH_FACTOR
+from labkit.diagnosis.loaders import OneThread
+from labkit.diagnosis.measure import Stopped, in_one_line
+
+if TYPE_CHECKING:
+    from labkit.settings import Settings
+
+# Shares of the budget at whose end the first and the second step end.
+WORKERS_END_SHARE, OTHERS_END_SHARE = 0.35, 0.75
+# Numbers of workers that are tried, up to the cores: steps of a third, as more workers are rarely
+# faster by more than their share.
+WORKER_COUNTS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+DEEP_PREFETCH_FACTORS = (8, 4)  # the first one whose batches fit is tried
+FEWEST_PAIRS, MOST_PAIRS = 4, 40  # blocks that compare the best with the loader as it is
+MOST_LEFT_OUT = 3  # reasons on the screen
+THREADS = "threads of a worker"  # what the screen calls `one_thread`
+
+
+class Arguments(NamedTuple):
+    """The arguments of a DataLoader that are searched."""
+
+    num_workers: int
+    one_thread: bool = False
+    """Whether each worker computes in one thread."""
+    in_order: bool = True
+    prefetch_factor: int = DEFAULT_PREFETCH_FACTOR
+    persistent_workers: bool = False
+    pin_memory: bool = False
+
+
+class Trials(Protocol):
+    """What can be tried, and how: of a user's loader, or of a pipeline of settings."""
+
+    now: Arguments
+    """The arguments as they are."""
+    changeable: frozenset[str]
+    """Names of the arguments that can be changed."""
+    most_workers: int
+    trial_s: float
+    """About how long one trial takes; 0 where that is not known."""
+    what: str
+    """What takes the arguments: DataLoader."""
+
+    def why_not(self, arguments: Arguments) -> str:
+        """Return the reason why arguments cannot be tried here; "" where they can."""
+
+    def opened(
+        self, candidates: Sequence[Arguments]
+    ) -> AbstractContextManager[Callable[[Arguments], float]]:
+        """Open a context with a function that measures the seconds of an epoch.
+
+        The function raises where the candidate does not work.
+        """
+
+    def as_given(self, changes: Mapping[str, Any]) -> dict[str, Any]:
+        """Return changes as the arguments that a user writes."""
+
+    def with_changes(self, changes: Mapping[str, Any]) -> Settings | None:
+        """Return the settings with changes as of `as_given`; None where a loader is tuned."""
+
+
+# --- what is tried ----------------------------------------------------------------------------
+
+
+def worker_candidates(trials: Trials) -> list[Arguments]:
+    """Return what the first step tries, the preferred ones first: fewest workers, as it is now.
+
+    All have persistent workers, so that starting workers, which is the second step's question,
+    does not count here.
+    """
+    now, most = trials.now, trials.most_workers
+    counts = {n for n in WORKER_COUNTS if n < most} | {most, now.num_workers}
+    candidates = []
+    for count in sorted(counts):
+        plain = _with_workers(trials, count)
+        candidates.append(plain)
+        if count > 1 and "one_thread" in trials.changeable and not now.one_thread:
+            candidates.append(plain._replace(one_thread=True))
+        if count in (2, most) and count > 1 and "in_order" in trials.changeable and now.in_order:
+            candidates.append(plain._replace(in_order=False))
+    return candidates
+
+
+def _with_workers(trials: Trials, count: int) -> Arguments:
+    now = trials.now
+    if not count:
+        return Arguments(0, pin_memory=now.pin_memory)
+    kept = "persistent_workers" in trials.changeable
+    return now._replace(num_workers=count, persistent_workers=kept or now.persistent_workers)
+
+
+def other_candidates(trials: Trials, best: Arguments) -> list[Arguments]:
+    """Return what the second step tries, the preferred ones first: fewest changes.
+
+    Args:
+        trials: what can be tried.
+        best: what came of the first step.
+    """
+    now, changeable = trials.now, trials.changeable
+    choices: dict[str, list] = {name: [value] for name, value in best._asdict().items()}
+    if "pin_memory" in changeable:
+        choices["pin_memory"] = [now.pin_memory, not now.pin_memory]
+    if best.num_workers:
+        if "persistent_workers" in changeable:
+            choices["persistent_workers"] = [now.persistent_workers, not now.persistent_workers]
+        if "prefetch_factor" in changeable:
+            choices["prefetch_factor"] = _prefetch_factors(trials, best)
+        if best.in_order != now.in_order:  # batches ahead may help as much, and keep the order
+            choices["in_order"] = [now.in_order, best.in_order]
+    first = [values[0] for values in choices.values()]
+    candidates = [Arguments(*values) for values in itertools.product(*choices.values())]
+
+    def changes(candidate: Arguments) -> tuple[bool, int]:
+        differ = sum(value != kept for value, kept in zip(candidate, first))
+        return candidate.in_order != now.in_order, differ
+
+    return sorted(candidates, key=changes)
+
+
+def _prefetch_factors(trials: Trials, best: Arguments) -> list[int]:
+    own = best.prefetch_factor
+    deeper = [n for n in DEEP_PREFETCH_FACTORS if n > own]
+    fitting = [n for n in deeper if not trials.why_not(best._replace(prefetch_factor=n))]
+    # What does not fit stays a candidate, so that the reason is shown.
+    others = fitting[:1] or deeper[-1:] or [DEFAULT_PREFETCH_FACTOR]
+    return list(dict.fromkeys([own, *others]))
+
+
+def changes_of(now: Arguments, best: Arguments) -> dict[str, Any]:
+    """Return the arguments to change, by name; `one_thread` is no argument of a DataLoader."""
+    changes: dict[str, Any] = {name: getattr(best, name) for name in _differing(now, best)}
+    if now.num_workers and not best.num_workers:  # torch refuses them without workers
+        for name in ("one_thread", "in_order"):
+            changes.pop(name, None)
+        if "prefetch_factor" in changes:
+            changes["prefetch_factor"] = None
+    return changes
+
+
+def label_of(now: Arguments, arguments: Arguments) -> str:
+    """Return the arguments that differ from those now: "num_workers=2, in_order=False"."""
+    parts = (
+        "one thread in each worker" if name == "one_thread" else f"{name}={value}"
+        for name, value in changes_of(now, arguments).items()
+    )
+    return ", ".join(parts) or "as it is"
+
+
+# --- the search -------------------------------------------------------------------------------
+
+
+def search(trials: Trials, *, budget_s: float, say: Callable[[str], None]) -> Tuned:
+    """Find the fastest arguments, and measure how much faster they are.
+
+    Args:
+        trials: what can be tried.
+        budget_s: seconds of measuring; a step that has begun a block finishes it.
+        say: called with what is measured next.
+
+    Raises:
+        Stopped: the budget is too short, or nothing can be measured.
+    """
+    now, begun_s, spent_s = trials.now, time.monotonic(), 0.0
+    left_out: dict[str, str] = {}
+    counted = itertools.count()
+
+    def before(share: float) -> Callable[[], bool]:
+        return lambda: spent_s < share * budget_s
+
+    def fitting(candidates: Sequence[Arguments]) -> list[Arguments]:
+        reasons = {candidate: trials.why_not(candidate) for candidate in candidates}
+        left_out.update({label_of(now, each): why for each, why in reasons.items() if why})
+        return [candidate for candidate, why in reasons.items() if not why]
+
+    def measure(step: str, trial: Callable[[Arguments], float], each: Arguments) -> float | None:
+        nonlocal spent_s
+        say(f"{step}: {label_of(now, each)}")
+        next(counted)
+        trial_begun_s = time.monotonic()
+        try:
+            return trial(each)
+        except Exception as error:  # the user's own code may raise anything
+            left_out[label_of(now, each)] = in_one_line(error)
+            return None
+        finally:
+            spent_s += time.monotonic() - trial_begun_s
+
+    def best_of(step: str, trial: Callable, candidates: list[Arguments], share: float) -> Halved:
+        halved = halve(partial(measure, step, trial), candidates, has_time=before(share))
+        if halved.best is None:
+            raise Stopped([*left_out.values()][-1])
+        return halved
+
+    candidates = fitting(worker_candidates(trials))
+    _check_time(budget_s, trials.trial_s, len(candidates))
+    with trials.opened(candidates) as trial:
+        workers = best_of("workers", trial, candidates, WORKERS_END_SHARE)
+    candidates = fitting(other_candidates(trials, workers.best))
+    with trials.opened(list(dict.fromkeys([*candidates, now]))) as trial:
+        others = best_of("other arguments", trial, candidates, OTHERS_END_SHARE)
+        pairs: Blocks[Arguments] = Blocks(partial(measure, "the best and as it is", trial))
+        has_time = before(1.0)
+        while others.best != now and not pairs.failed and pairs.count < MOST_PAIRS:
+            if pairs.count >= FEWEST_PAIRS and not has_time():
+                break
+            pairs.run([now, others.best])
+    if pairs.failed:
+        raise Stopped(left_out[label_of(now, pairs.failed.pop())])
+    best, compared = others.best, pairs.compared(others.best, now)
+    if not compared.blocks or is_as_fast(_inverse(compared)):
+        best = now
+    changes = trials.as_given(changes_of(now, best))
+    return Tuned(
+        changes=changes,
+        line=_line(trials.what, changes),
+        compared=compared,
+        tried=label_of(now, others.best),
+        unchanged=dict(_unchanged(trials, best, workers, others)),
+        left_out=left_out,
+        measured={
+            label_of(now, one): halved.blocks.compared(one, halved.best)
+            for halved in (workers, others)
+            for one in halved.blocks.measured
+        },
+        trials=next(counted),
+        took_s=time.monotonic() - begun_s,
+        budget_s=budget_s,
+        settings=trials.with_changes(changes),
+    )
+
+
+def _line(what: str, changes: Mapping[str, Any]) -> str:
+    written = (
+        f"{name}={value if isinstance(value, OneThread) else repr(value)}"
+        for name, value in changes.items()
+    )
+    return f"{what}(..., {', '.join(written)})" if changes else ""
+
+
+def _check_time(budget_s: float, trial_s: float, candidates: int) -> None:
+    needed_s = math.ceil(candidates * trial_s / WORKERS_END_SHARE)
+    if needed_s > budget_s:
+        raise Stopped(
+            f"budget_s must be at least {needed_s} to try {candidates} sets of arguments once, "
+            f"as each takes {units.seconds(trial_s)}, got {budget_s:g}; give it more seconds"
+        )
+
+
+def _inverse(compared: Comparison) -> Comparison:
+    return Comparison(log_ratios=tuple(-log for log in compared.log_ratios))
+
+
+def _unchanged(
+    trials: Trials, best: Arguments, workers: Halved, others: Halved
+) -> Iterator[tuple[str, str]]:
+    """Yield what is not worth changing, and why: its name and "no difference"."""
+    changed, tried = (changes_of(trials.now, each) for each in (best, others.best))
+    for name in Arguments._fields:
+        if name in changed:
+            continue
+        shown = THREADS if name == "one_thread" else name
+        if name in tried:  # together with the other changes it made none
+            yield shown, "no difference"
+            continue
+        compared = [
+            (getattr(one, name), compared)
+            for halved in (workers, others)
+            for one in halved.blocks.measured
+            if _differing(one, halved.best) == [name]
+            and (compared := halved.blocks.compared(one, halved.best)).blocks
+        ]
+        if compared:
+            value, fastest = min(compared, key=lambda pair: pair[1].ratio)
+            yield shown, _effect(value, fastest)
+
+
+def _differing(one: Arguments, other: Arguments) -> list[str]:
+    return [name for name in one._fields if getattr(one, name) != getattr(other, name)]
+
+
+def _effect(value: object, compared: Comparison) -> str:
+    if is_as_fast(compared) or compared.ratio < 1:
+        return "no difference"
+    times = units.normalized(compared.ratio, *compared.interval)
+    return f"{value} takes {times} times as long"
+
+
+# --- the result -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuned:
+    """The loader arguments that `tune` found; prints as one screen."""
+
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of the DataLoader to change -> their values; empty: nothing is worth changing."""
+    line: str = ""
+    """The line of code with these changes."""
+    compared: Comparison = NOTHING
+    """The time of an epoch with the best arguments that were tried, divided by the time as it is;
+    no blocks where the loader as it is was the fastest."""
+    tried: str = ""
+    """The best arguments that were tried, as "num_workers=2"."""
+    unchanged: Mapping[str, str] = field(default_factory=dict)
+    """Argument that is not worth changing -> why."""
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """Arguments that could not be tried -> why."""
+    measured: Mapping[str, Comparison] = field(default_factory=dict)
+    """Arguments -> their time divided by that of the best of their step."""
+    trials: int = 0
+    took_s: float = 0.0
+    budget_s: float = 0.0
+    settings: Settings | None = None
+    """The settings with the changes, where settings were tuned."""
+    failed: tuple[str, ...] = ()
+    """What else should be known of the measurement."""
+    broken: str = ""
+    """Why there is no result; "" where there is one."""
+
+    @property
+    def times_as_fast(self) -> float | None:
+        """How many times as fast the best arguments are; None where those now are the best."""
+        return 1 / self.compared.ratio if self.compared.blocks else None
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95 % interval of `times_as_fast`."""
+        low, high = self.compared.interval
+        return None if low is None else (1 / high, 1 / low)
+
+    def __repr__(self) -> str:
+        return "\n".join(self._screen())
+
+    def _screen(self) -> Iterator[str]:
+        if self.broken:
+            yield f"Tuning stopped: {self.broken}."
+            return
+        if self.changes:
+            unsure = ""
+            if self.interval[0] <= 1:
+                longer_s = 10 * math.ceil(self.budget_s / 5)
+                unsure = f"; the interval includes 1: more time may show it, budget_s={longer_s}"
+            yield f"{self._gain()}{unsure}:"
+            yield self.line
+        else:
+            yield f"Nothing is worth changing{self._best_tried()}."
+        if self.unchanged:
+            words = (f"{name}: {why}" for name, why in self.unchanged.items())
+            yield f"Not worth changing: {'; '.join(words)}."
+        reasons = dict.fromkeys(self.left_out.values())
+        for reason in [*reasons][:MOST_LEFT_OUT]:
+            labels = [label for label, why in self.left_out.items() if why == reason]
+            yield f"Not tried, {labels[0]}{', …' if labels[1:] else ''}: {reason}"
+        yield from (f"Note: {message}." for message in self.failed)
+        tried = units.count(len(self.measured), "set") + " of arguments"
+        trials = units.count(self.trials, "trial")
+        yield f"{tried} in {trials}, {units.whole_seconds(self.took_s)}."
+
+    def _gain(self) -> str:
+        low, high = self.interval
+        return f"{self.times_as_fast:.2f} times as fast [{low:.2f}, {high:.2f}]"
+
+    def _best_tried(self) -> str:
+        if not self.compared.blocks:
+            return ": nothing that was tried is faster"
+        return (
+            f": {self.tried} is {self._gain()}, not more than {units.whole_percent(DELTA)} faster"
+        )
+
+    def details(self) -> str:
+        """Return what was measured of all arguments, as lines."""
+        return "\n".join(
+            f"{label}: {units.normalized(each.ratio, *each.interval)} of the time of the best of "
+            f"its step, {units.count(each.blocks, 'block')}"
+            for label, each in self.measured.items()
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the result as JSON holds it: numbers, strings, lists and dicts."""
+        return {
+            "changes": {
+                name: str(value) if isinstance(value, OneThread) else value
+                for name, value in self.changes.items()
+            },
+            "line": self.line,
+            "times_as_fast": self.times_as_fast,
+            "interval": self.interval,
+            "unchanged": dict(self.unchanged),
+            "left_out": dict(self.left_out),
+            "measured": {label: each.ratio for label, each in self.measured.items()},
+            "broken": self.broken,
+        }

@@ -1,0 +1,451 @@
+"""Tuning: what the search chooses of made-up times, and real loaders, scripts and settings."""
+
+import json
+import random
+import re
+import shutil
+import subprocess
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+import labkit as lab
+from labkit.diagnosis import loader_search, measure
+from labkit.diagnosis.loader_search import Arguments, Tuned, search
+from labkit.diagnosis.measure import Stopped
+from labkit.machine import hardware, shared_memory
+from tests import warm_python
+from tests.processes import PATIENCE_S
+
+ALL = frozenset(Arguments._fields)
+NO_WORKERS = Arguments(0)
+
+
+# --- made-up times ----------------------------------------------------------------------------
+
+
+@dataclass
+class FakeTrials:
+    """Trials whose times are computed."""
+
+    epoch_s: object
+    now: Arguments = NO_WORKERS
+    changeable: frozenset = ALL
+    most_workers: int = 4
+    trial_s: float = 0.0
+    what: str = "DataLoader"
+    no_room: object = lambda arguments: ""
+    tried: list = field(default_factory=list)
+
+    def why_not(self, arguments):
+        return self.no_room(arguments)
+
+    @contextmanager
+    def opened(self, candidates):
+        draw = random.Random(1)
+
+        def trial(arguments):
+            assert arguments in candidates
+            self.tried.append(arguments)
+            return self.epoch_s(arguments) * draw.lognormvariate(0, 0.005)
+
+        yield trial
+
+    def as_given(self, changes):
+        return changes
+
+    def with_changes(self, changes):
+        return None
+
+
+def tuned(epoch_s, budget_s=60.0, **how):
+    return search(FakeTrials(epoch_s, **how), budget_s=budget_s, say=lambda what: None)
+
+
+def by_workers(arguments):
+    """Every worker up to three helps."""
+    return 1 / max(min(arguments.num_workers, 3), 0.9)
+
+
+def test_the_fewest_of_the_fastest_workers_are_chosen():
+    result = tuned(by_workers)
+    assert result.changes == {"num_workers": 3}
+    assert result.line == "DataLoader(..., num_workers=3)"
+    assert result.times_as_fast == pytest.approx(3 / 0.9, rel=0.02)
+    low, high = result.interval
+    assert low < result.times_as_fast < high
+
+
+def test_the_screen_says_what_is_faster_and_what_is_not_worth_changing():
+    first, line, unchanged, last = str(tuned(by_workers)).splitlines()
+    assert re.fullmatch(r"3\.\d\d times as fast \[3\.\d\d, 3\.\d\d\]:", first)
+    assert line == "DataLoader(..., num_workers=3)"
+    assert unchanged.startswith("Not worth changing: threads of a worker: no difference; ")
+    assert "prefetch_factor: no difference" in unchanged
+    assert "num_workers" not in unchanged
+    assert re.fullmatch(r"\d+ sets of arguments in \d+ trials, 0 s\.", last)
+
+
+def test_what_is_slower_is_not_called_equal():
+    result = tuned(by_workers, now=Arguments(3))
+    assert result.changes == {} and result.line == ""
+    assert result.unchanged["num_workers"] == "no difference"  # 4
+
+    def epoch_s(arguments):
+        return 2.0 - (arguments.num_workers > 0) + 0.5 * (arguments.prefetch_factor > 2)
+
+    slower = tuned(epoch_s, now=Arguments(1), most_workers=1)
+    assert re.match(r"8 takes 1\.\d+ \[.*\] times as long", slower.unchanged["prefetch_factor"])
+
+
+def test_nothing_is_changed_where_nothing_helps():
+    result = tuned(lambda arguments: 1.0, now=Arguments(2))
+    assert result.changes == {}
+    assert str(result).startswith("Nothing is worth changing: num_workers=0 is 1.00 times as fast")
+    assert set(result.unchanged.values()) == {"no difference"}
+
+
+def test_several_arguments_are_changed_together():
+    def epoch_s(arguments):
+        return (
+            by_workers(arguments)
+            * (0.8 if arguments.persistent_workers else 1)
+            * (0.8 if arguments.prefetch_factor > 2 else 1)
+            * (0.9 if arguments.pin_memory else 1)
+        )
+
+    result = tuned(epoch_s)
+    assert result.changes == {
+        "num_workers": 3, "prefetch_factor": 8, "persistent_workers": True, "pin_memory": True,
+    }  # fmt: skip
+
+
+def test_the_order_is_kept_where_batches_ahead_help_as_much():
+    def epoch_s(arguments):
+        is_even = not arguments.in_order or arguments.prefetch_factor > 2
+        return 1.0 if arguments.num_workers < 2 or not is_even else 0.6
+
+    assert tuned(epoch_s).changes == {"num_workers": 2, "prefetch_factor": 8}
+
+    def needs_no_order(arguments):
+        return 1.0 if arguments.num_workers < 2 or arguments.in_order else 0.6
+
+    assert tuned(needs_no_order).changes == {"num_workers": 2, "in_order": False}
+
+
+def test_workers_that_take_long_to_start_are_kept():
+    def epoch_s(arguments):
+        return by_workers(arguments) + (arguments.num_workers > 0) * (
+            0.0 if arguments.persistent_workers else 1.0
+        )
+
+    assert tuned(epoch_s).changes == {"num_workers": 3, "persistent_workers": True}
+
+
+def test_what_has_no_room_is_left_out_with_its_reason():
+    def no_room(arguments):
+        return "no room" if arguments.num_workers * arguments.prefetch_factor > 6 else ""
+
+    trials = FakeTrials(by_workers, no_room=no_room)
+    result = search(trials, budget_s=60.0, say=lambda what: None)
+    assert result.changes == {"num_workers": 3}
+    assert all(each.num_workers * each.prefetch_factor <= 6 for each in trials.tried)
+    assert "Not tried, num_workers=4, persistent_workers=True, …: no room" in str(result)
+
+
+def test_a_candidate_that_fails_is_left_out():
+    def epoch_s(arguments):
+        if arguments.num_workers > 1:
+            raise OSError("too many open files")
+        return by_workers(arguments)
+
+    result = tuned(epoch_s)
+    assert result.changes == {"num_workers": 1}
+    assert "OSError: too many open files" in str(result)
+
+
+def test_no_workers_take_their_arguments_along():
+    now = Arguments(2, prefetch_factor=8, persistent_workers=True)
+    result = tuned(lambda arguments: 1.0 + arguments.num_workers, now=now)
+    assert result.changes == {
+        "num_workers": 0, "prefetch_factor": None, "persistent_workers": False,
+    }  # fmt: skip
+
+
+def test_only_what_can_be_changed_is_tried():
+    trials = FakeTrials(by_workers, changeable=frozenset({"num_workers"}))
+    search(trials, budget_s=60.0, say=lambda what: None)
+    assert {each._replace(num_workers=0) for each in trials.tried} == {Arguments(0)}
+
+
+def test_a_budget_for_no_round_is_refused():
+    message = "budget_s must be at least 83 to try 10 sets of arguments once, as each takes 2.90 s"
+    with pytest.raises(Stopped, match=re.escape(message)):
+        tuned(by_workers, trial_s=2.9)
+
+
+def test_a_gain_that_is_not_certain_says_so():
+    draw = random.Random(3)
+    result = tuned(lambda arguments: by_workers(arguments) * draw.lognormvariate(0, 1.0))
+    shown = Tuned(**{**vars(result), "changes": {"num_workers": 3}, "line": "L", "budget_s": 60.0})
+    if result.interval and result.interval[0] < 1:
+        assert "the interval includes 1: more time may show it, budget_s=120:" in str(shown)
+
+
+def test_it_is_written_as_json():
+    known = json.loads(json.dumps(tuned(by_workers).as_json()))
+    assert known["changes"] == {"num_workers": 3}
+    assert known["interval"][0] < known["times_as_fast"] < known["interval"][1]
+    assert known["broken"] == ""
+
+
+# --- real loaders -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def short_trials(monkeypatch):
+    from labkit.diagnosis import diagnose, tune
+
+    monkeypatch.setattr(diagnose, "LEAST_BUDGET_S", 0.5)
+    monkeypatch.setattr(tune, "SHORTEST_S", 0.1)
+    monkeypatch.setattr(measure, "FEWEST_STEPS", 4)
+    monkeypatch.setattr(loader_search, "FEWEST_PAIRS", 3)
+
+
+class Waiting(Dataset):
+    """Samples that come late and need no core."""
+
+    def __init__(self, wait_s=0.02, shape=(4,)):
+        self.wait_s, self.shape = wait_s, shape
+
+    def __len__(self):
+        return 200
+
+    def __getitem__(self, i):
+        time.sleep(self.wait_s)
+        return torch.zeros(self.shape)
+
+
+def step(batch):
+    time.sleep(0.001)
+
+
+@pytest.mark.alone
+def test_samples_that_wait_get_more_workers(short_trials):
+    loader = DataLoader(Waiting(), batch_size=2)
+    result = lab.tune(loader, step, budget_s=8, progress=False)
+    assert result.changes["num_workers"] == hardware.cores()
+    assert result.interval[0] > 1.3
+    assert loader.num_workers == 0  # as it was
+    assert torch.multiprocessing.active_children() == []
+
+
+@pytest.mark.alone
+def test_a_slow_step_needs_no_change(short_trials):
+    loader = DataLoader(Waiting(0.0), batch_size=2)
+    result = lab.tune(loader, lambda batch: time.sleep(0.02), budget_s=8, progress=False)
+    assert result.changes == {}
+
+
+def test_the_model_and_random_numbers_stay_as_they_were(short_trials):
+    model = torch.nn.Linear(4, 1)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def train(batch):
+        model(batch).mean().backward()
+        optimizer.step()
+
+    torch.manual_seed(7)
+    expected = torch.rand(3)
+    torch.manual_seed(7)
+    loader = DataLoader(Waiting(0.001), batch_size=2, shuffle=True)
+    how = {"model": model, "optimizer": optimizer, "progress": False}
+    lab.tune(loader, train, budget_s=4, **how)
+    assert torch.equal(torch.rand(3), expected)
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+
+
+def test_workers_that_do_not_fit_into_shared_memory_are_not_tried(short_trials, monkeypatch):
+    usage = shutil._ntuple_diskusage(10_000_000, 0, 10_000_000)
+    monkeypatch.setattr(shared_memory, "usage", lambda: usage)
+    loader = DataLoader(Waiting(0.001, shape=(500_000,)), batch_size=2)  # 4 MB a batch
+    result = lab.tune(loader, step, budget_s=4, progress=False)
+    assert "/dev/shm must have room for 3 batches of 4.0 MB" in str(result)
+    assert set(result.measured) == {"as it is"}
+
+
+def test_workers_that_do_not_fit_into_memory_are_not_tried(short_trials, monkeypatch):
+    monkeypatch.setattr(hardware, "free_memory_bytes", lambda: 1000)
+    result = lab.tune(DataLoader(Waiting(0.001), batch_size=2), step, budget_s=4, progress=False)
+    reason = r"num_workers=1, .*: 1 worker would take .* MB of memory, of which 1.0 KB is free"
+    assert re.search(reason, str(result))
+
+
+# --- what cannot be tuned ---------------------------------------------------------------------
+
+
+class Uncopied(DataLoader):
+    def __copy__(self):
+        raise TypeError("holds a connection")
+
+
+class Once(IterableDataset):
+    """Its iterator is itself."""
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        return torch.zeros(4)
+
+
+class OneGenerator(IterableDataset):
+    def __init__(self):
+        self.samples = iter([torch.zeros(4)] * 100)
+
+    def __iter__(self):
+        return self.samples
+
+
+def fail(batch):
+    raise KeyError("image")
+
+
+@pytest.mark.parametrize(
+    ("loader", "step", "message"),
+    [
+        ([1, 2], step, "loader must be torch's DataLoader or a subclass of it, got [1, 2]; "),
+        (DataLoader(Once()), step, "loader must have a data set that can be read again, got Once"),
+        (DataLoader(OneGenerator()), step, "can be read again, got OneGenerator, whose iter() re"),
+        (
+            Uncopied(Waiting()),
+            step,
+            "loader must be one that can be copied, got TypeError: holds a connection; ",
+        ),
+        (DataLoader(Waiting()), None, "step must be a function of a batch, got None; "),
+        (lab.Settings(), step, "step must be left out for settings, got <function ste"),
+    ],
+)
+def test_a_loader_that_cannot_be_tuned_is_one_line(loader, step, message):
+    with pytest.raises(ValueError, match=re.escape(message)) as error:
+        lab.tune(loader, step, progress=False)
+    assert "\n" not in str(error.value)
+
+
+def test_too_short_a_budget_is_refused():
+    with pytest.raises(ValueError, match="budget_s must be at least 5, got 1; the default is 60"):
+        lab.tune(DataLoader(Waiting()), step, budget_s=1)
+    with pytest.raises(RuntimeError, match=r"budget_s must be at least \d+ to try \d+ sets"):
+        lab.tune(DataLoader(Waiting(0.3)), step, budget_s=5, progress=False)
+
+
+def test_a_step_that_fails_is_one_line():
+    message = "step must work on the loader's batches, got KeyError: 'image'; try step(next("
+    with pytest.raises(RuntimeError, match=re.escape(message)) as error:
+        lab.tune(DataLoader(Waiting()), fail, progress=False)
+    assert isinstance(error.value.__cause__, KeyError)
+
+
+class Broken(Waiting):
+    def __getitem__(self, i):
+        raise ValueError("broken file")
+
+
+def test_a_loader_that_fails_is_one_line():
+    message = "loader must yield batches, got ValueError: broken file"
+    with pytest.raises(RuntimeError, match=re.escape(message)):
+        lab.tune(DataLoader(Broken()), step, progress=False)
+
+
+class Duplicating(IterableDataset):
+    """Every worker yields all samples."""
+
+    def __iter__(self):
+        return iter([torch.full((4,), float(n)) for n in range(200)])
+
+
+def test_workers_that_would_repeat_the_samples_are_not_tried(short_trials):
+    result = lab.tune(DataLoader(Duplicating(), 2), step, budget_s=4, progress=False)
+    assert "each worker would yield all samples of this IterableDataset" in str(result)
+
+
+# --- scripts and settings ---------------------------------------------------------------------
+
+SCRIPT = """
+import time, torch
+from torch.utils.data import DataLoader, Dataset
+
+class Slow(Dataset):
+    def __len__(self):
+        return 400
+
+    def __getitem__(self, i):
+        time.sleep(0.005)
+        return torch.ones(8), i % 3
+
+model = torch.nn.Linear(8, 3)
+optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+for epoch in range(100):
+    for images, labels in DataLoader(Slow(), batch_size=4):
+        loss = torch.nn.functional.cross_entropy(model(images), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    print("an epoch ended")
+"""
+
+
+def diagnose(*words, cwd):
+    words = [*warm_python.command(), "-m", "labkit.diagnose", *map(str, words)]
+    return subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S, cwd=cwd)
+
+
+@pytest.mark.alone
+def test_a_script_is_tuned_as_it_is(tmp_path):
+    script, saved = tmp_path / "train.py", tmp_path / "tuned.json"
+    script.write_text(SCRIPT)
+    done = diagnose("--tune", "--budget-s", "15", "--json", saved, script, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-2000:]
+    cores = hardware.cores()
+    assert f"DataLoader(..., num_workers={cores}" in done.stdout
+    assert re.search(r"^[\d.]+ times as fast \[[\d.]+, [\d.]+\]:$", done.stdout, re.MULTILINE)
+    assert "an epoch ended" not in done.stdout
+    known = json.loads(saved.read_text())
+    assert known["changes"]["num_workers"] == cores
+    assert known["interval"][0] > 1.3
+
+
+def test_a_script_that_cannot_be_tuned_gets_one_line(tmp_path):
+    script = tmp_path / "train.py"
+    text = SCRIPT.replace("(Dataset)", "(torch.utils.data.IterableDataset)")
+    text = text.replace(
+        "__len__(self):\n        return 400", "__iter__(self):\n        return self"
+    )
+    text = text.replace("__getitem__(self, i)", "__next__(self, i=0)")
+    script.write_text(text)
+    done = diagnose("--tune", "--budget-s", "5", script, cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stdout.startswith("Tuning stopped: loader must have a data set that can be read")
+    assert len(done.stdout.splitlines()) == 1
+    assert "Traceback" not in done.stderr
+
+
+def test_settings_are_tuned_by_the_same_search(photos, tmp_path):
+    given = lab.Settings(
+        data=str(photos), images=16, batch_size=4, input_px=64, num_workers=0, epochs=1,
+        cache="warm", gpu_images_per_s="resnet50_h100", device="simulated",
+    )  # fmt: skip
+    result = lab.tune(given, results=tmp_path, budget_s=5, progress=False)
+    assert result.broken == ""
+    assert {"as it is", "num_workers=1, persistent_workers=True"} <= set(result.measured)
+    assert lab.vary(result.settings, num_workers=[0]) == lab.vary(
+        lab.Settings(**{**vars(given), **{
+            name: getattr(result.settings, name) for name in result.changes
+        }}), num_workers=[0],
+    )  # fmt: skip
+    assert [*tmp_path.iterdir()] == []  # nothing is kept
