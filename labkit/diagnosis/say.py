@@ -25,33 +25,33 @@ ARMS = {
 }
 
 
-def screen(findings: Findings) -> Iterator[str]:
+def screen(diagnosis: Findings) -> Iterator[str]:
     """Yield verdict, ceiling, remedies and where the time goes: one screen."""
-    facts, m = findings.facts, findings.bounds
-    if findings.broken:
+    facts, m = diagnosis.facts, diagnosis.bounds
+    if diagnosis.broken:
         below = ". What was measured until then is below" * bool(facts.first_s)
-        yield f"Diagnosis stopped: {findings.broken}{below}."
-    if m is None or findings.ceiling is None:
-        if findings.bottleneck:
-            yield f"Bottleneck: {findings.bottleneck}. {shared_memory.why_full()}"
-        for number, remedy in enumerate(findings.remedies, 1):
+        yield f"Diagnosis stopped: {diagnosis.broken}{below}."
+    if m is None or diagnosis.ceiling is None:
+        if diagnosis.bottleneck:
+            yield f"Bottleneck: {diagnosis.bottleneck}. {shared_memory.why_full()}"
+        for number, remedy in enumerate(diagnosis.remedies, 1):
             yield f"{number}. {remedy.name}: {remedy.reason}."
             yield f"   {remedy.change}"
-        yield from _arm_lines(findings.facts)
+        yield from _arm_lines(diagnosis.facts)
         return
-    yield _verdict(findings, m)
+    yield _verdict(diagnosis, m)
     now, unit = _per_s(m, m.epoch_s / m.steps), facts.batch.unit
     yield (
         f"With a loader that takes no time: up to {1 / m.ceiling:.3g}× as fast "
         f"({_rate(now)} → {_rate(now / m.ceiling)} {unit}/s)."
     )
-    for number, remedy in enumerate(findings.remedies, 1):
+    for number, remedy in enumerate(diagnosis.remedies, 1):
         rates = f"{_rate(now)} → {_rate(now * remedy.speed_up)} {unit}/s"
         yield f"{number}. {remedy.name}: {_gain(remedy)}, {rates}; {remedy.reason}."
         yield f"   {remedy.change}"
-    if not findings.remedies:
+    if not diagnosis.remedies:
         reason = "no change that was tried or can be bounded saves 3 %."
-        yield f"Nothing to gain: {reason}" if findings.bottleneck == COMPUTE else f"N{reason[1:]}"
+        yield f"Nothing to gain: {reason}" if diagnosis.bottleneck == COMPUTE else f"N{reason[1:]}"
     alone, step = _per_s(m, m.alone_s), _per_s(m, m.now.step_s)
     yield (
         f"The step alone ({facts.device}): {_rate(step)} {unit}/s; the loader alone: "
@@ -65,18 +65,18 @@ def screen(findings: Findings) -> Iterator[str]:
     yield from (f"Note: {message}." for message in facts.failed)
 
 
-def details(findings: Findings) -> Iterator[str]:
+def details(diagnosis: Findings) -> Iterator[str]:
     """Yield what the screen rests on."""
-    yield from _arm_lines(findings.facts)
-    facts = findings.facts
-    for row in findings.bounds.rows if findings.bounds else ():
+    yield from _arm_lines(diagnosis.facts)
+    facts = diagnosis.facts
+    for row in diagnosis.bounds.rows if diagnosis.bounds else ():
         if row.share > LISTED_SHARE:
             took = f"{units.seconds(row.seconds)}, {units.percent(row.share)}"
             yield f"{row.name} ({row.kind}): {took}"
-    for remedy in findings.proposed:
-        if remedy.measured is not None and remedy not in findings.remedies:
+    for remedy in diagnosis.proposed:
+        if remedy.measured is not None and remedy not in diagnosis.remedies:
             yield f"{remedy.name}: {_gain(remedy)}; {remedy.change}"
-    for remedy in findings.remedies:
+    for remedy in diagnosis.remedies:
         if remedy.measured is None:
             least = units.normalized(remedy.floor)
             yield f"{remedy.name}: no epoch can take less than {least} of the time now"
@@ -102,15 +102,15 @@ def arms(facts: Facts) -> dict[str, tuple[float, float | None, float]]:
     return means
 
 
-def as_json(findings: Findings) -> dict[str, Any]:
+def as_json(diagnosis: Findings) -> dict[str, Any]:
     """Return the conclusions as JSON holds them: numbers, strings, lists and dicts."""
-    facts, m = findings.facts, findings.bounds
-    is_known = m is not None and findings.ceiling is not None
+    facts, m = diagnosis.facts, diagnosis.bounds
+    is_known = m is not None and diagnosis.ceiling is not None
     has_interval = is_known and m.ceiling_ci[0] is not None
     return {
-        "verdict": findings.verdict,
-        "bottleneck": findings.bottleneck,
-        "broken": findings.broken,
+        "verdict": diagnosis.verdict,
+        "bottleneck": diagnosis.bottleneck,
+        "broken": diagnosis.broken,
         "loading_cost_share": m.loading_cost_share if is_known else None,
         "loading_cost_share_interval": m.loading_cost_share_interval if has_interval else None,
         "samples_per_s": _per_s(m, m.epoch_s / m.steps) if m else None,
@@ -127,7 +127,7 @@ def as_json(findings: Findings) -> dict[str, Any]:
                 "is_measured": one.measured is not None,
                 "floor": one.floor,
             }
-            for one in findings.remedies
+            for one in diagnosis.remedies
         ],
         "arms": {title: {"step_s": step_s} for title, (step_s, *_) in arms(facts).items()},
         "parts_of_a_batch": [
@@ -151,8 +151,8 @@ def _per_s(m: Bounds, step_s: float) -> float:
     return max(m.facts.batch.samples, 1) / step_s
 
 
-def _verdict(findings: Findings, m: Bounds) -> str:
-    verdict = f"{findings.verdict[0].upper()}{findings.verdict[1:]}"
+def _verdict(diagnosis: Findings, m: Bounds) -> str:
+    verdict = f"{diagnosis.verdict[0].upper()}{diagnosis.verdict[1:]}"
     sentence = f"{verdict}: data loading costs {units.percent(m.loading_cost_share)}"
     low, high = m.loading_cost_share_interval
     if low < high:
@@ -162,21 +162,21 @@ def _verdict(findings: Findings, m: Bounds) -> str:
     if m.now.fetch_s:
         fetching = units.percent(m.now.fetch_s * m.steps / m.epoch_s)
         sentence += f", of which the medium takes {fetching}"
-    if m.is_unexplained and findings.bottleneck != COMPUTE:
+    if m.is_unexplained and diagnosis.bottleneck != COMPUTE:
         known = next((row for row in m.rows if row.kind != UNEXPLAINED), None)
-        if findings.bottleneck != UNEXPLAINED:
-            sentence += f". Bottleneck: {findings.bottleneck}"
+        if diagnosis.bottleneck != UNEXPLAINED:
+            sentence += f". Bottleneck: {diagnosis.bottleneck}"
         unexplained = units.whole_percent(m.share_of(UNEXPLAINED))
         sentence += f". Not explained: {unexplained} of a batch's time"
         if known:
             share = units.whole_percent(known.share)
             sentence += f"; the largest known part is {known.name}, {share}"
         return f"{sentence}."
-    if findings.bottleneck == COMPUTE and high >= INPUT_BOUND_SHARE:
+    if diagnosis.bottleneck == COMPUTE and high >= INPUT_BOUND_SHARE:
         return f"{sentence}. Whether data loading is the bottleneck is not certain; raise budget_s."
-    if findings.bottleneck == COMPUTE:
+    if diagnosis.bottleneck == COMPUTE:
         return f"{sentence}. Data loading is not the bottleneck."
-    return f"{sentence}. Bottleneck: {findings.bottleneck}."
+    return f"{sentence}. Bottleneck: {diagnosis.bottleneck}."
 
 
 def _gain(remedy: Remedy) -> str:
