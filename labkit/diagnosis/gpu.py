@@ -25,6 +25,7 @@ from typing import Any
 
 from labkit.diagnosis.batches import leaves, map_batch, move_batch
 from labkit.diagnosis.facts import Kind, Readings
+from labkit.diagnosis.tracer import is_own
 from labkit.machine.gpu import index_in_use, other_gpu_in_use
 from labkit.parts.devices import SimulatedGpu
 
@@ -247,7 +248,8 @@ KINDS = {
 TORCH = re.compile(r"^torch/|^<built-in>:_?(Tensor|Variable)")
 LIBRARY = re.compile(r"^(numpy|scipy|cv2|PIL)/|^<built-in>:(ndarray|Imaging)")
 # Folders of modules that are not the user's own.
-_FOLDERS = tuple(f"{path}/" for path in (sysconfig.get_path("stdlib"), Path(__file__).parents[1]))
+_LABKIT = f"{Path(__file__).parents[1]}/"
+_FOLDERS = (f"{sysconfig.get_path('stdlib')}/", _LABKIT)
 
 
 def _module(file: str) -> str:
@@ -283,8 +285,8 @@ def kinds_of(run: Callable[[], object], *, on_cuda: bool) -> dict[str, Kind]:
         frames = [f"{_module(file)}:{function}" for function, file in places]
         own = [
             function
-            for (function, file), frame in zip(places, frames)
-            if "/" not in frame and not file.startswith("<") and not function.startswith("<")
+            for function, file in places
+            if is_own(file) and not file.startswith(("<", _LABKIT)) and not function.startswith("<")
         ]
         spent[_kind_of(frames, on_cuda)][own[-1] if own else ""] += spent_s
     total_s = sum(functions.total() for functions in spent.values()) or 1.0

@@ -5,6 +5,7 @@ import logging
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import cv2
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
+import labkit
 from labkit.diagnosis.gpu import kinds_of
 
 
@@ -85,3 +87,14 @@ def test_most_of_a_steps_time_is_of_the_kind_of_its_work(work, on_cuda, kind):
     assert max(kinds, key=lambda kind: kinds[kind].share) == kind
     assert kinds[kind].function == work.__name__
     assert sum(one.share for one in kinds.values()) == pytest.approx(1)
+
+
+def test_work_of_a_script_itself_is_not_of_the_function_that_runs_the_script():
+    # As in `labkit diagnose train.py`, whose training runs in a greenlet beside the diagnosis.
+    cli = {}
+    path = Path(labkit.__file__).with_name("cli.py")
+    exec(compile("def _diagnose(code): exec(code)", path, "exec"), cli)
+    loop = compile("for box in range(2_000_000): box % 3", "/home/me/train.py", "exec")
+    kinds = kinds_of(lambda: cli["_diagnose"](loop), on_cuda=False)
+    assert kinds["host work"].share > 0.5
+    assert "_diagnose" not in {kind.function for kind in kinds.values()}
