@@ -35,7 +35,7 @@ import math
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import chain
@@ -377,22 +377,40 @@ def judge(outcomes: Sequence[Outcome]) -> list[tuple[bool, str]]:
     return lines
 
 
+def errors(outcomes: Sequence[Outcome]) -> Iterator[str]:
+    """Yield lines that say how far the numbers of remedies are off what was measured."""
+    for kind, is_predicted in (("expected", True), ("tried", False)):
+        apart = [
+            one.error
+            for one in outcomes
+            if one.error is not None and one.case.remedy != NOTHING
+            if one.is_predicted == is_predicted
+        ]
+        if apart:
+            yield (
+                f"{units.count(len(apart), f'{kind} time')}: {median(map(abs, apart)):.0%} off "
+                f"what was measured in the median, {min(apart):+.0%} to {max(apart):+.0%}"
+            )
+
+
+def judge_floors(outcomes: Sequence[Outcome]) -> tuple[bool, str]:
+    """Return whether hardly any floor is beaten by more than noise, and a line of text."""
+    floors = [one for one in outcomes if one.floor is not None and one.measured is not None]
+    beaten = [one.name for one in floors if one.measured.high < one.floor]
+    share = units.percent(len(beaten) / len(floors)) if floors else units.UNKNOWN
+    return (
+        len(beaten) <= MOST_BEATEN_SHARE * len(floors),
+        f"floors beaten by more than noise: {len(beaten)} of {len(floors)} ({share}), "
+        f"at most {units.limit(MOST_BEATEN_SHARE)}" + f": {', '.join(beaten)}" * bool(beaten),
+    )
+
+
 def report_planted(report: frame.Report, outcomes: Sequence[Outcome]) -> None:
     header = ("", "planted", "said", "remedy", "first said", "its number", "measured", "error")
     report.table(header, list(map(row, outcomes)))
-    if errors := [one.error for one in outcomes if one.is_predicted and one.error is not None]:
-        middle, ends = median(map(abs, errors)), f"{min(errors):+.0%} to {max(errors):+.0%}"
-        report.line(
-            f"{units.count(len(errors), 'expected time')}: {middle:.0%} off what was measured "
-            f"in the median, {ends}"
-        )
-    floors = [one for one in outcomes if one.floor is not None and one.measured is not None]
-    beaten = [one.name for one in floors if one.measured.high < one.floor]
-    report.limit(
-        len(beaten) <= MOST_BEATEN_SHARE * len(floors),
-        f"floors beaten by more than noise: {len(beaten)} of {len(floors)}"
-        + f" ({', '.join(beaten)})" * bool(beaten),
-    )
+    for text in errors(outcomes):
+        report.line(text)
+    report.limit(*judge_floors(outcomes))
     for met, text in judge(outcomes):
         report.limit(met, text)
 

@@ -10,8 +10,8 @@ from labkit.install import why_no_lab
 from labkit.nccl import read_nccl_log
 
 if TYPE_CHECKING or not (_why_no_lab := why_no_lab()):
+    from labkit.diagnosis.call_graph import call_graph
     from labkit.diagnosis.example import example_loop
-    from labkit.diagnosis.profile import call_graph
     from labkit.diagnosis.timeline import gpu_util, record_timeline
     from labkit.experiments.catalog import CATALOG
     from labkit.experiments.largest_batch import largest_batch

@@ -559,8 +559,11 @@ CHINESE = {
         "训练的一个线程提前加载 batch；以上测量不含它"
     ),
     "looking into a worker ended early: {why}": "对 worker 的观察提前结束：{why}",
-    "cold was not measured: give files for that": "没有测冷缓存：需要给出 files",
     "cold was not measured: {why}": "没有测冷缓存：{why}",
+    "give files for that": "需要给出 files",
+    "the files that a script reads stay in memory or on the disk, as they are": (
+        "脚本读的文件保持原状，在内存里还是在硬盘上都不变"
+    ),
     "warm is as found: {why}": "热缓存保持原样：{why}",
     "{size} of files do not fit into memory": "{size} 的文件放不进内存",
     "not a torch DataLoader: only what it does in this thread was seen": (
@@ -590,6 +593,7 @@ CHINESE = {
     "step to return": "step 返回",
     "two workers": "两个 worker",
     "a first step with it": "改动后的第一个 step",
+    "the loader cannot be copied: {why}": "加载器无法复制：{why}",
     "{message} (in a loader worker)": "{message}（在 worker 里）",
     "a loader worker ended while it was waited for ({message}); memory may have run out": (
         "等 worker 时它结束了（{message}）；内存可能用完了"

@@ -81,6 +81,24 @@ def test_numbers_are_scored_by_interval_or_error(changes, right):
     assert replace(RIGHT, **changes).right["number"] == right
 
 
+def test_floors_are_beaten_where_the_whole_interval_is_below_and_errors_have_a_sign():
+    # 0.4 was measured, without any spread.
+    floors = [replace(RIGHT, is_predicted=True, claim=0.44, floor=floor) for floor in (0.3, 0.39)]
+    beaten = replace(floors[0], floor=0.41)
+    assert diagnosis.judge_floors([*floors, UNTIMED]) == (
+        True, "floors beaten by more than noise: 0 of 2 (0.0 %), at most 5 %"
+    )  # fmt: skip
+    assert diagnosis.judge_floors([*floors, beaten]) == (
+        False,
+        "floors beaten by more than noise: 1 of 3 (33.3 %), at most 5 %: slow_transform",
+    )
+    tried, nothing = replace(RIGHT, claim=0.36), replace(RIGHT, name="slow_device", claim=1.0)
+    assert list(diagnosis.errors([*floors, beaten, tried, nothing, SKIPPED])) == [
+        "3 expected times: 10% off what was measured in the median, +10% to +10%",
+        "1 tried time: 10% off what was measured in the median, -10% to -10%",
+    ]
+
+
 def test_every_name_of_a_right_remedy_is_right():
     said = ["less prefetching", "fewer bytes", "fewer workers", "faster decode", ""]
     outcomes = [Outcome(name="deep_queue", first=first) for first in said]
@@ -175,8 +193,8 @@ def perform(photos, tmp_path, monkeypatch):
     """Perform a stage for GPUs on a CPU; return what it found by row."""
     monkeypatch.setattr("labkit.diagnosis.diagnose.LEAST_BUDGET_S", 0.1)
     for name, least in {"SHORTEST_S": 0.01, "FEWEST_STEPS": 2, "BLOCKS": 2}.items():
-        monkeypatch.setattr(f"labkit.diagnosis.measure.{name}", least)
-    monkeypatch.setattr("labkit.diagnosis.remedies.MOST_WAITING_WORKERS", 2)
+        monkeypatch.setattr(f"labkit.diagnosis.arms.{name}", least)
+    monkeypatch.setattr("labkit.diagnosis.rules.MOST_WAITING_WORKERS", 2)
     monkeypatch.setattr(gpu, "SMALL_BUDGET_S", 0.1)
     (tmp_path / "root/tests").mkdir(parents=True)
     (tmp_path / "root/tests/test_one.py").write_text(ONE_TEST)

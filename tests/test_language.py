@@ -18,10 +18,10 @@ from labkit.diagnosis import outside
 from labkit.diagnosis.advice import ADVICE
 from labkit.diagnosis.answer import Facts, answer, lines, lines_of_ranks
 from labkit.diagnosis.bounds import bounds_of
-from labkit.diagnosis.diagnose import ARMS, WORDS, conclude
-from labkit.diagnosis.profile import NO_DATALOADER
-from labkit.diagnosis.remedies import REMEDIES, propose
-from labkit.diagnosis.verify import Trials
+from labkit.diagnosis.diagnose import Diagnosis
+from labkit.diagnosis.loaders import NO_DATALOADER
+from labkit.diagnosis.rules import REMEDIES, VERDICTS, conclude, propose
+from labkit.diagnosis.say import ARMS
 from labkit.language import VARIABLES, Name, Text, capitalized, columns, shown
 from labkit.machine import shared_memory
 from labkit.report.table import Table
@@ -32,8 +32,8 @@ from tests.processes import PATIENCE_S
 LABKIT = Path(labkit.__file__).parent
 # What `watch` and `diagnose` print comes from these modules.
 DIAGNOSIS = (
-    "advice", "answer", "bounds", "diagnose", "live", "live_script", "measure", "outside",
-    "remedies", "script", "stages", "text", "verify", "watch",
+    "advice", "answer", "arms", "bounds", "diagnose", "gpu", "live", "live_script", "loaders",
+    "measure", "outside", "probe", "rules", "say", "script", "verify", "watch",
 )  # fmt: skip
 PRINTING = [*(f"diagnosis/{name}.py" for name in DIAGNOSIS), "units.py"]
 NOT_PRINTED = {
@@ -119,7 +119,7 @@ def test_every_name_in_the_tables_of_the_diagnosis_has_a_translation():
     changes = {line.change for line in REMEDIES if isinstance(line.change, str)} - {""}
     advice = {text for _, text in ADVICE}
     code = {text for text in changes if re.fullmatch(r"model\.\S+", text)}
-    others = {*WORDS, *ARMS.values(), NO_DATALOADER, shared_memory.MORE}
+    others = {*VERDICTS, *ARMS.values(), NO_DATALOADER, shared_memory.MORE}
     assert (names | changes | advice | others) - code - CHINESE.keys() == set()
 
 
@@ -236,7 +236,7 @@ def test_what_is_seen_from_outside_is_chinese(chinese, sight):
 def test_the_screen_of_diagnose_is_chinese_and_its_json_english(chinese):
     measured = test_bounds.facts(warm=(0.1, 0.11, 0.1), resident=(0.01,) * 3, first_s=0.2)
     bounds = bounds_of(measured)
-    diagnosis = conclude(measured, bounds, Trials(propose(bounds)))
+    diagnosis = Diagnosis(**vars(conclude(measured, bounds, propose(bounds))))
     screen = f"{diagnosis}\n{diagnosis.details()}"
     assert screen.startswith("训练严重受限于数据加载：数据加载耗去 9")
     assert re.search(r"\n1\. \S+：速度最多是现在的|\n1\. .*：速度是现在的", screen)

@@ -11,7 +11,7 @@ from benchmarks import real_loops, real_samples
 from benchmarks.diagnosis import ALL, CASES, names
 from benchmarks.photo_training import Site
 from benchmarks.real_cases import REAL_CASES
-from labkit.diagnosis.remedies import REMEDIES
+from labkit.diagnosis.rules import REMEDIES
 
 SAME = [name for name, case in REAL_CASES.items() if not case.changes]
 COUNT = 24

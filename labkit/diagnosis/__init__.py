@@ -2,7 +2,7 @@
 
     a script ─ hook ─▶ loops ─▶ watch, answer         whether data loading is the problem
     a script ─ hook ─▶ live ─▶ loader, step
-    loader, step ─ measure, stages ─▶ facts ─▶ bounds ─▶ remedies ─▶ verify          why
+    loader, step ─ arms, probe, gpu ─▶ facts ─▶ bounds ─▶ rules ─▶ verify, say        why
 
 `watch` looks at a training while it runs; `diagnose` decides which batches it gets.
 """

@@ -37,6 +37,7 @@ from labkit.diagnosis.thresholds import (
     PINNING_BUSY_SHARE,
     SMALL_BATCH_BYTES,
     SMALL_WORK_RATIO,
+    UNEXPLAINED_SHARE,
 )  # fmt: skip
 from labkit.language import Text
 
@@ -169,10 +170,18 @@ class Bounds:
             return None, None
         return expected / high, min(expected / low, 1.0)
 
-    def stalls(self) -> list[float]:
-        """Return the share of an epoch that waits for input: the ends of its interval, if any."""
-        ends = [end for end in self.ceiling_ci if end is not None] or [self.ceiling]
-        return [max(1 - end, 0.0) for end in reversed(ends)]
+    @property
+    def loading_cost_share(self) -> float:
+        """Share of the training's time that data loading costs: that free loading would save."""
+        return 1 - self.ceiling
+
+    @property
+    def loading_cost_share_interval(self) -> tuple[float, float]:
+        """95 % interval of `loading_cost_share`; both ends are the share where it is not known."""
+        low, high = self.ceiling_ci
+        if low is None or high is None:
+            return self.loading_cost_share, self.loading_cost_share
+        return max(1 - high, 0.0), max(1 - low, 0.0)
 
     def floor(self, shorter: float = 1.0, **changes: Any) -> float:
         """Return the least normalized time of an epoch with some demands changed.
@@ -230,6 +239,11 @@ class Bounds:
         """Return the share of a kind in the time in which a batch is made."""
         return sum(row.share for row in self.rows if row.kind == kind)
 
+    @property
+    def is_unexplained(self) -> bool:
+        """Return whether so much of a batch's time has no name that no part of it is blamed."""
+        return self.share_of(UNEXPLAINED) > UNEXPLAINED_SHARE
+
 
 UNEXPLAINED, EACH_OTHER, JITTER, NO_CORE, OVERHEAD, BYTES, SERIALIZATION, SAMPLER = (
     "not explained", "workers wait for each other", "jitter", "waiting for a core",
@@ -258,15 +272,14 @@ def bounds_of(facts: Facts) -> Bounds | None:
     device_s, syncs_s = _device(facts)
     host_s = resident_s
     if facts.has_queue and not syncs_s:
-        seen = [facts.resident_on_device] if facts.resident_on_device else resident
-        busy_s = fmean(stretch.busy_s for stretch in seen)
+        busy_s = fmean(stretch.busy_s for stretch in facts.computing)
         # A copy that blocks also waits for the device: longer, the less other work the host has.
         host_s = min(busy_s + copy.s * copy.blocks, resident_s)
 
     # Another loader may prepare batches in a way of its own while the step runs.
     both_s, sum_s = fmean(s.step_s for s in warm), alone_s + resident_s
     workers = facts.workers if facts.is_data_loader else int(both_s < OVERLAP_RATIO * sum_s)
-    stages, wall_s, cpu_s = _stages(facts, alone_s, workers)
+    stages, wall_s, cpu_s = _work_of_batch(facts, alone_s, workers)
     first_s = fmean(stretch.startup_s for stretch in warm)
     pinning_s = min(_mean_known(stretch.pinning_s for stretch in alone) or 0.0, alone_s)
     own_cpu_s = fmean(s.own_cpu_s for s in alone)
@@ -315,8 +328,7 @@ def _mean_known(values: Iterable[float | None]) -> float | None:
 
 def _device(facts: Facts) -> tuple[float, float]:
     """Return for which seconds of a step the device computes, and the host waits for its end."""
-    seen = [facts.resident_on_device] if facts.resident_on_device else facts.of("resident")
-    readings = [stretch.readings for stretch in seen]
+    readings = [stretch.readings for stretch in facts.computing]
     waits_s = fmean(each.waited_s - each.copy_wait_s for each in readings)
     synchronizes = fmean(each.syncs for each in readings) > BLOCKING_SYNCS_PER_STEP
     return fmean(each.device_s for each in readings), waits_s if synchronizes else 0.0
@@ -334,7 +346,9 @@ def _copying(facts: Facts, resident_s: float) -> Copy:
     return Copy(copies.pageable_s, blocks=True)
 
 
-def _stages(facts: Facts, alone_s: float, workers: int) -> tuple[tuple[Stage, ...], float, float]:
+def _work_of_batch(
+    facts: Facts, alone_s: float, workers: int
+) -> tuple[tuple[Stage, ...], float, float]:
     """Return the stages, and wall and CPU seconds of making and sending a batch.
 
     CPU seconds are scaled to those without a probe, and with all workers: two busy cores do less

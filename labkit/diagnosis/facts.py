@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 DEFAULT_PREFETCH_FACTOR = 2  # torch's own, where there are workers
+COLLATE = "collate"  # a kind of stage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +91,7 @@ class Stage:
 
 @dataclass(frozen=True, kw_only=True)
 class Stages:
-    """What one worker takes for a batch; see `stages.probe_stages`."""
+    """What one worker takes for a batch; see `probe.probe_stages`."""
 
     stages: tuple[Stage, ...] = ()
     """Most time first; empty where no batch came."""
@@ -183,7 +184,7 @@ class Facts:
     probe: Stages = field(default_factory=Stages)
     """Stages of one worker."""
     host_kinds: Mapping[str, Kind] = field(default_factory=dict)
-    """Kind of the step's work on the host -> share of the step; see `profile.kinds_of`."""
+    """Kind of the step's work on the host -> share of the step; see `gpu.kinds_of`."""
     resident_on_device: Stretch | None = None
     """The step on batches that are on CUDA, with its profile; None for other devices."""
     copies: Copies = field(default_factory=Copies)
@@ -204,6 +205,11 @@ class Facts:
     def of(self, arm: str) -> list[Stretch]:
         """Return an arm's stretches."""
         return [stretch for stretch in self.stretches if stretch.arm == arm]
+
+    @property
+    def computing(self) -> list[Stretch]:
+        """Return the stretches of the step alone; on CUDA the one on batches that are there."""
+        return [self.resident_on_device] if self.resident_on_device else self.of("resident")
 
     @property
     def is_data_loader(self) -> bool:

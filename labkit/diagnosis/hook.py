@@ -26,8 +26,8 @@ from threading import get_ident
 from types import CodeType, FrameType, ModuleType
 from typing import Any, NamedTuple
 
+from labkit.diagnosis.batches import count_samples
 from labkit.diagnosis.loader_arguments import LoaderArguments, speed_arguments_of
-from labkit.diagnosis.loaders import count_samples
 from labkit.diagnosis.loops import Event, Kind, Loader
 
 STACKS = 20  # of the first batches and optimizer steps of a thread are looked at
@@ -113,6 +113,8 @@ class Hook:
 
     def reset(self) -> None:
         """Forget what the process did that forked this one, and who listens there."""
+        if self._supply is not None:  # the fork may have come in a profile of the step
+            sys.setprofile(None)
         self.listeners = []
         self._supply = None
         states = self.fetching, self._handed, self._takers, self._drawers, self._calls, self._stacks

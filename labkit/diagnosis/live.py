@@ -12,19 +12,19 @@ meanwhile.  At the end `Ended` is raised in the training's `next`.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from labkit.diagnosis import loaders, together
+from labkit.diagnosis.arms import Loop, Stopped
 from labkit.diagnosis.diagnose import BUDGET_S, Diagnosis, check_budget, diagnose_loop
 from labkit.diagnosis.hook import HOOK
 from labkit.diagnosis.loops import Event, Loops
-from labkit.diagnosis.measure import Loop, Stopped
 from labkit.language import Text
 
 if TYPE_CHECKING:
@@ -51,6 +51,8 @@ class LiveDiagnosis:
         show: called with the diagnosis, before the training is ended.
         insist: called where the training catches what ends it, and goes on again and again.
         find: what is done with the loop: `diagnose_loop`, or `tune_live`.
+        must_train: leave loops alone that no optimizer step follows, as in a process that only
+            loads batches for others.
     """
 
     diagnosis: Diagnosis | Tuned | None = None
@@ -64,11 +66,13 @@ class LiveDiagnosis:
         show: Callable[[Any], object] = lambda _: None,
         insist: Callable[[], object] = lambda: None,
         find: Callable[..., Diagnosis | Tuned] = diagnose_loop,
+        must_train: bool = False,
     ) -> None:
         self.events: deque[Event] = deque()
         """Those of the hook, to take next."""
         self._budget_s, self._progress = budget_s, progress
         self._show, self._insist, self._find = show, insist, find
+        self._must_train = must_train
         self._loops = Loops(HOOK.loaders)
         self._loaders: dict[int, Any] = {}
         self._following: dict[int, Iterator] = {}  # batches of loaders beside it, without end
@@ -81,7 +85,7 @@ class LiveDiagnosis:
         self._is_loaded_ahead = False  # by a thread of the training
         self._lock = threading.Lock()  # threads that load ahead ask as well
         self._why_over = ""  # why no step can be trained any more
-        self._is_over = False
+        self._is_over, self._pid = False, os.getpid()
         self._caught = 0
 
     # --- called by the hook, in the training's threads
@@ -129,6 +133,7 @@ class LiveDiagnosis:
         if get_ident() != self._thread:
             self._is_loaded_ahead = True
             return self._latest  # a thread that loads ahead: what it hands over is not trained
+        self._wait_here()
         self._latest = self._greenlet.switch()
         if self._is_over:
             self._raise_ended()
@@ -143,6 +148,15 @@ class LiveDiagnosis:
             loader = self._loaders[number]
             self._following[number] = loaders.epochs(lambda: iter(loader))
         return next(self._following[number], None)
+
+    def _wait_here(self) -> None:
+        """Have the diagnosis switch back to the greenlet that runs now.
+
+        A training with greenlets of its own may ask from another one than before.
+        """
+        from greenlet import getcurrent
+
+        self._training = self._greenlet.parent = getcurrent()
 
     def _is_measuring(self) -> bool:
         """Return whether the diagnosis itself calls."""
@@ -168,15 +182,16 @@ class LiveDiagnosis:
         steps, _, _ = self._loops.progress()
         if self._loops.trains():
             return steps >= STEADY_STEPS and self._loops.is_training(number)
-        return steps >= UNTRAINED_BATCHES
+        return steps >= UNTRAINED_BATCHES and not self._must_train
 
     def _begin(self, number: int) -> None:
-        from greenlet import getcurrent, greenlet
+        from greenlet import greenlet
 
-        self._thread, self._number, self._training = get_ident(), number, getcurrent()
+        self._thread, self._number = get_ident(), number
         group = together.group()
         run = self._lead if group is None or group.rank == 0 else self._follow
         self._greenlet = greenlet(run)
+        self._wait_here()
         self._greenlet.switch(self._loaders[number], group)
 
     def _lead(self, loader: Any, group: together.Group | None) -> None:
@@ -193,15 +208,15 @@ class LiveDiagnosis:
         self._training.switch()
         loop = _LiveLoop(loader, step, leader)
         try:
-            found = self._find(loop, budget_s=self._budget_s, progress=self._progress)
+            diagnosis = self._find(loop, budget_s=self._budget_s, progress=self._progress)
         finally:
             if leader:
                 leader.end()
             self._is_over, self._greenlet = True, None
         if self._is_loaded_ahead:
-            found = replace(found, failed=(*found.failed, AHEAD))
-        self.diagnosis = found
-        self._show(found)
+            diagnosis = diagnosis.with_note(AHEAD)
+        self.diagnosis = diagnosis
+        self._show(diagnosis)
 
     def _follow(self, loader: Any, group: together.Group) -> None:
         """Take the steps that the first rank takes."""
@@ -221,7 +236,10 @@ class LiveDiagnosis:
         """
         if self._greenlet is None or get_ident() != self._thread or self._is_measuring():
             return
+        if os.getpid() != self._pid:  # in a fork of the training, which ends earlier
+            return
         self._why_over = why
+        self._wait_here()
         self._greenlet.throw(Stopped(why))
 
     def why_not(self) -> str:
@@ -237,6 +255,7 @@ class _LiveLoop(Loop):
     """A loop whose step is the body of the training's own loop."""
 
     waits_for_step = False  # an alarm would be raised in the training's own code
+    why_not_cold = "the files that a script reads stay in memory or on the disk, as they are"
 
     def __init__(
         self, loader: Any, step: Callable[[object], object], leader: together.Leader | None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import json
+import multiprocessing
 import os
 import shutil
 import sys
@@ -19,12 +20,13 @@ import time
 from contextlib import ExitStack, suppress
 from multiprocessing.util import Finalize
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from labkit import files, units
 from labkit.diagnosis.diagnose import Diagnosis, diagnose_loop
 from labkit.diagnosis.live import Ended, LiveDiagnosis, supplying
 from labkit.diagnosis.loader_search import Tuned
+from labkit.diagnosis.loaders import end_process
 from labkit.diagnosis.script import Program, execute, show_as_without, start_children_with
 from labkit.diagnosis.tune import tune_live
 from labkit.diagnosis.watch import rank_of_launcher, say
@@ -69,6 +71,7 @@ def diagnose_script(
         "tuned": tuned,
         "json": str(json_file.absolute()) if json_file else None,
         "folder": str(folder),
+        "owner": os.getpid(),
     }
     is_first = not rank_of_launcher()
     if is_first:
@@ -77,7 +80,7 @@ def diagnose_script(
         # Chinese characters take two columns.
         say(textwrap.fill(before, 45 if is_chinese() else 90))
     begun_s = time.time()
-    start_children_with(VARIABLE, request, diagnose_when_it_trains)
+    start_children_with(VARIABLE, request, _diagnose_fork)
     live, own_exit = _live(request), None
     try:
         with supplying(live):
@@ -90,19 +93,23 @@ def diagnose_script(
         show_as_without(error)
         raise
     finally:
-        by_child = any(folder.iterdir())
-        shutil.rmtree(folder, ignore_errors=True)
-        changed = changed_files(Path.cwd(), begun_s, but=json_file) if is_first else []
+        is_fork = os.getpid() != request["owner"]  # of the script, that ends as well
+        by_child = not is_fork and any(folder.iterdir())
+        changed = []
+        if not is_fork:
+            shutil.rmtree(folder, ignore_errors=True)
+            changed = changed_files(Path.cwd(), begun_s, but=json_file) if is_first else []
         if changed:
             changed_here = Text("Files that changed during this run: {files}")
             say(changed_here.format(files=", ".join(changed)))
-    if live.diagnosis is None and is_first and not by_child:
+    is_missing = live.diagnosis is None and is_first and not by_child and not is_fork
+    if is_missing:
         say(Text("Nothing was diagnosed: {why}.").format(why=live.why_not()))
     if own_exit is not None and own_exit.code:
         raise own_exit
-    is_missing = live.diagnosis is None and is_first and not by_child
     status = int(is_missing or (live.diagnosis is not None and bool(live.diagnosis.broken)))
-    _end_threads(status)
+    if not is_fork:
+        _end_threads(status)
     return status
 
 
@@ -115,24 +122,26 @@ def _end_threads(status: int) -> None:
     for thread in others:
         thread.join(1.0)
     if any(thread.is_alive() for thread in others):
-        _end_now(status)
-
-
-def _end_now(status: int) -> NoReturn:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)
+        end_process(status)
 
 
 def diagnose_when_it_trains() -> None:
     """Diagnose the training of this process, which a script started that is diagnosed."""
-    live, stack = _live(json.loads(os.environ[VARIABLE])), ExitStack()
+    _diagnose_here(must_train=multiprocessing.parent_process() is not None)
+
+
+def _diagnose_fork() -> None:
+    _diagnose_here(must_train=True)  # it may load batches for the process that forked it
+
+
+def _diagnose_here(*, must_train: bool) -> None:
+    live, stack = _live(json.loads(os.environ[VARIABLE]), must_train=must_train), ExitStack()
     stack.enter_context(supplying(live))
     atexit.register(stack.close)
     Finalize(None, stack.close, exitpriority=0)  # a forked process has no atexit before 3.13
 
 
-def _live(request: dict[str, Any]) -> LiveDiagnosis:
+def _live(request: dict[str, Any], *, must_train: bool = False) -> LiveDiagnosis:
     def show(diagnosis: Diagnosis | Tuned) -> None:
         details = f"\n\n{diagnosis.details()}" if request["details"] else ""
         sys.stdout.write(f"{diagnosis}{details}\n")
@@ -148,7 +157,9 @@ def _live(request: dict[str, Any]) -> LiveDiagnosis:
 
     def insist() -> None:
         say("The script catches what ends it, and goes on: its process is ended.")
-        _end_now(0)
+        if request["owner"] == os.getpid():
+            shutil.rmtree(request["folder"], ignore_errors=True)
+        end_process(0)
 
     is_quiet = bool(rank_of_launcher())
     return LiveDiagnosis(
@@ -157,6 +168,7 @@ def _live(request: dict[str, Any]) -> LiveDiagnosis:
         show=show,
         insist=insist,
         find=tune_live if request["tuned"] else diagnose_loop,
+        must_train=must_train,
     )
 
 

@@ -14,7 +14,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -22,9 +22,9 @@ from labkit import units
 from labkit.analysis.compare import NOTHING, Comparison
 from labkit.analysis.halving import Blocks, Halved, halve, is_as_fast
 from labkit.analysis.thresholds import DELTA
+from labkit.diagnosis.arms import Stopped, in_one_line
 from labkit.diagnosis.facts import DEFAULT_PREFETCH_FACTOR
 from labkit.diagnosis.loaders import OneThread
-from labkit.diagnosis.measure import Stopped, in_one_line
 
 if TYPE_CHECKING:
     from labkit.settings import Settings
@@ -390,6 +390,10 @@ class Tuned:
         return (
             f": {self.tried} is {self._gain()}, not more than {units.whole_percent(DELTA)} faster"
         )
+
+    def with_note(self, note: str) -> Tuned:
+        """Return this result with one more note at the end of its text."""
+        return replace(self, failed=(*self.failed, note))
 
     def details(self) -> str:
         """Return what was measured of all arguments, as lines."""

@@ -1,4 +1,4 @@
-"""The user's own loader and its batches: checked, copied with other arguments, walked through.
+"""The user's own loader: checked, copied with other arguments, its state kept.
 
 The user's loader is never changed.  A copy shares its data set, its sampler and their random
 generators; `random_state_kept` restores their states after iterating over one.
@@ -7,7 +7,6 @@ generators; `random_state_kept` restores their states after iterating over one.
 from __future__ import annotations
 
 import copy
-import dataclasses
 import inspect
 import math
 import os
@@ -16,15 +15,16 @@ import reprlib
 import sys
 import threading
 import weakref
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from multiprocessing.context import BaseContext
 from multiprocessing.util import Finalize
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any, NoReturn, TypeGuard
 
+from labkit.diagnosis.batches import move_batch
 from labkit.diagnosis.facts import DEFAULT_PREFETCH_FACTOR
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 STALL_S = 30.0  # a loader, worker or step that gives nothing for so long has stalled
 LAST = -1000  # priority of a finalizer: below those of multiprocessing's queues, -5
 FIRST = 4  # times as long may the first batch or step take: workers start, libraries compile
+NO_DATALOADER = "not a torch DataLoader: only what it does in this thread was seen"
 
 
 def check_loader(loader: Iterable) -> None:
@@ -255,19 +256,20 @@ def _start(functions: tuple[Any, ...], number: int) -> None:
     # A copy is often broken off.  A spawned worker that then ends while a thread of it computes, or
     # sends a batch, aborts (torch cannot be unwound).  With this it ends as a forked worker does,
     # after all other finalizers.
-    Finalize(None, _end_now, exitpriority=LAST)
+    Finalize(None, end_process, exitpriority=LAST)
     for function in functions:
         if function is not None:
             function(number)
 
 
-def _end_now() -> None:
+def end_process(status: int = 0) -> NoReturn:
+    """End this process at once, whatever its threads and finalizers would do."""
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)
+    os._exit(status)
 
 
-@dataclasses.dataclass
+@dataclass
 class OneThread:
     """A `worker_init_fn` that limits a worker to one thread, after the user's own one."""
 
@@ -391,94 +393,3 @@ def random_state_kept(loader: object) -> Iterator[None]:
         numpy.random.set_state(arrays)
         for generator, state in kept:
             generator.set_state(state)
-
-
-# --- batches, as trees with arrays at their ends ----------------------------------------------
-
-
-def map_batch(batch: object, change: Callable[[Any], object]) -> object:
-    """Return a batch of the same form with changed leaves.
-
-    Args:
-        batch: mappings, sequences and dataclasses, nested; all else in it is a leaf.
-        change: leaf -> leaf.
-    """
-    again = partial(map_batch, change=change)
-    kind: Any = type(batch)
-    if isinstance(batch, Mapping):
-        changed = {key: again(value) for key, value in batch.items()}
-        return changed if isinstance(batch, defaultdict) else kind(changed)
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):  # a named tuple
-        return kind(*map(again, batch))
-    if isinstance(batch, list | tuple):
-        return kind(map(again, batch))
-    if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
-        fields = dataclasses.fields(batch)
-        return dataclasses.replace(batch, **{f.name: again(getattr(batch, f.name)) for f in fields})
-    return change(batch)
-
-
-def leaves(batch: object) -> list[Any]:
-    """Return everything in a batch that is no container, in order."""
-    items: list[Any] = []
-
-    def note(leaf: object) -> object:
-        items.append(leaf)
-        return leaf
-
-    map_batch(batch, note)
-    return items
-
-
-def arrays(batch: object) -> list[torch.Tensor]:
-    """Return a batch's tensors and arrays, in order."""
-    return [leaf for leaf in leaves(batch) if hasattr(leaf, "shape") and hasattr(leaf, "dtype")]
-
-
-def count_samples(batch: Any, size: int | None) -> int:
-    """Return how many samples a batch has; 0 where it does not tell.
-
-    Args:
-        batch: samples, or what holds them: a mapping, a list or a tuple.
-        size: the loader's batch size; it decides where batches are lists of samples, and no batch
-            has more.
-    """
-    parts = batch.values() if isinstance(batch, Mapping) else batch
-    parts = parts if isinstance(batch, Mapping | list | tuple) else ()
-    lengths = [len(part) for part in parts if _is_long(part)][:1]
-    lengths += [len(batch)] if _is_long(batch) else []
-    if size and (not lengths or size in lengths or lengths[0] > size):
-        return size
-    return [*lengths, 0][0]
-
-
-def _is_long(part: object) -> bool:
-    return isinstance(part, list | tuple) or bool(getattr(part, "ndim", 0))
-
-
-def copy_batch(batch: object) -> object:
-    """Return a copy of a batch in memory of its own; pinned tensors stay pinned."""
-
-    def copy_leaf(leaf: Any) -> object:
-        if hasattr(leaf, "clone") and not hasattr(leaf, "is_pinned"):  # no tensor
-            return leaf.clone()
-        if hasattr(leaf, "clone"):
-            twin = leaf.clone()
-            return twin.pin_memory() if leaf.device.type == "cpu" and leaf.is_pinned() else twin
-        return leaf.copy() if hasattr(leaf, "dtype") and hasattr(leaf, "copy") else leaf
-
-    return map_batch(batch, copy_leaf)
-
-
-def move_batch(batch: object, device: torch.device | str) -> object:
-    """Return a batch with its tensors on a device."""
-    return map_batch(batch, lambda leaf: leaf.to(device) if hasattr(leaf, "is_pinned") else leaf)
-
-
-def bytes_by_dtype(batch: object) -> dict[str, int]:
-    """Return the bytes of a batch's tensors and arrays by dtype, such as "float32"."""
-    total_bytes: dict[str, int] = {}
-    for array in arrays(batch):
-        name = str(array.dtype).removeprefix("torch.")
-        total_bytes[name] = total_bytes.get(name, 0) + array.nbytes
-    return total_bytes

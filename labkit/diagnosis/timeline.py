@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from labkit import units
 from labkit.contracts import Skip
-from labkit.diagnosis.devices import find_device
+from labkit.diagnosis.gpu import find_device
 from labkit.diagnosis.loaders import copied, epochs, is_data_loader
 from labkit.machine.clock import SystemClock
 from labkit.machine.gpu import Reading, cuda, open_gpu

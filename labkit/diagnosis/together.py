@@ -15,6 +15,7 @@ from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 from labkit.diagnosis import loaders
+from labkit.diagnosis.batches import copy_batch
 
 KEPT_BATCHES = 4  # that a following rank computes with
 
@@ -97,7 +98,7 @@ def follow(group: Group, loader: Any, step: Callable[[object], object]) -> None:
             else:
                 batch = next(batches)
             if len(kept) < KEPT_BATCHES:
-                kept.append(loaders.copy_batch(batch))
+                kept.append(copy_batch(batch))
             step(batch)
 
 

@@ -90,7 +90,7 @@ def _words(name: str) -> frozenset[str]:
     return frozenset(word.lower() for word in words)
 
 
-def _is_own(file: str) -> bool:
+def is_own(file: str) -> bool:
     """Return whether code is the user's own, not a library's."""
     return "-packages" not in file and not file.startswith((_STDLIB, "<frozen"))
 
@@ -110,7 +110,7 @@ def _rule_of(code: CodeType, module: str) -> str:
         return OPEN
     if code.co_filename.startswith(_STDLIB) and "-packages" not in code.co_filename:
         return TRANSFORM  # the decode of codecs, for one, decodes no image
-    return _by_words(_words(name), own=_is_own(code.co_filename))
+    return _by_words(_words(name), own=is_own(code.co_filename))
 
 
 def _rule_of_object(subject: object, code: CodeType) -> str:
@@ -118,7 +118,7 @@ def _rule_of_object(subject: object, code: CodeType) -> str:
     kind = type(subject)
     if code.co_name in DATASET_METHODS:
         bases = {base.__module__ for base in kind.__mro__}
-        is_dataset = "torch.utils.data.dataset" in bases or _is_own(code.co_filename)
+        is_dataset = "torch.utils.data.dataset" in bases or is_own(code.co_filename)
         return OPEN if is_dataset else TRANSFORM
     if _is_container(subject):
         return OPEN
@@ -142,7 +142,7 @@ def _takes_bytes(frame: FrameType) -> bool:
     code = frame.f_code
     names = code.co_varnames[: min(2, code.co_argcount)]  # one of them may be self
     given = [frame.f_locals.get(name) for name in names]
-    return _is_own(code.co_filename) and any(isinstance(x, (bytes, bytearray)) for x in given)
+    return is_own(code.co_filename) and any(isinstance(x, (bytes, bytearray)) for x in given)
 
 
 def _waits(name: str) -> bool:

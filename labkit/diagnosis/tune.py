@@ -16,22 +16,21 @@ from typing import TYPE_CHECKING, Any
 from labkit import units
 from labkit.contracts import Skip
 from labkit.diagnosis import loaders
-from labkit.diagnosis.devices import Cuda
-from labkit.diagnosis.diagnose import check_budget, check_step
-from labkit.diagnosis.facts import DEFAULT_PREFETCH_FACTOR
-from labkit.diagnosis.loader_search import Arguments, Tuned, search
-from labkit.diagnosis.measure import (
+from labkit.diagnosis.arms import (
     FEWEST_STEPS,
     LONGEST_S,
     SHORTEST_S,
     Loop,
     Stopped,
-    are_duplicated,
-    cores_of_rank,
     in_one_line,
-    look,
     stall_limit,
 )  # fmt: skip
+from labkit.diagnosis.batches import bytes_by_dtype
+from labkit.diagnosis.diagnose import check_budget, check_step
+from labkit.diagnosis.facts import DEFAULT_PREFETCH_FACTOR
+from labkit.diagnosis.gpu import Cuda
+from labkit.diagnosis.loader_search import Arguments, Tuned, search
+from labkit.diagnosis.measure import are_duplicated, cores_of_rank, look
 from labkit.files import bar
 from labkit.machine import hardware, shared_memory
 from labkit.parts.devices import SimulatedGpu
@@ -233,7 +232,7 @@ class LoaderTrials:
         self._loop = loop
         self._own_init = getattr(loader, "_copy_of", loader).worker_init_fn
         self._step_s = look(loop, device)
-        self._batch_bytes = sum(loaders.bytes_by_dtype(loop.resident[0]).values())
+        self._batch_bytes = sum(bytes_by_dtype(loop.resident[0]).values())
         self._worker_bytes, startup_s, self._why_no_workers = _try_worker(loop)
         self._stretch_s = min(max(budget_s / TRIALS_PER_BUDGET, SHORTEST_S), LONGEST_S)
         epoch_s = (loaders.count_batches(loader) or math.inf) * self._step_s

@@ -19,20 +19,19 @@ from labkit.analysis.compare import Comparison
 from labkit.analysis.statistics import log_ratio
 from labkit.contracts import Skip
 from labkit.diagnosis import loaders
-from labkit.diagnosis.bounds import Bounds
-from labkit.diagnosis.measure import (
+from labkit.diagnosis.arms import (
     LONGEST_S,
-    TRIALS_SHARE,
     Loop,
     count_arms,
     in_blocks,
     in_one_line,
     stall_limit,
     stretch_s,
-    whole,
-    why_not_evicted,
 )  # fmt: skip
-from labkit.diagnosis.remedies import Remedy
+from labkit.diagnosis.batches import whole
+from labkit.diagnosis.bounds import Bounds
+from labkit.diagnosis.measure import TRIALS_SHARE, why_not_evicted
+from labkit.diagnosis.rules import Remedy
 from labkit.language import Text
 
 Key = tuple[str, str]  # of a remedy

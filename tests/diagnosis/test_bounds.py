@@ -3,12 +3,11 @@
 import pytest
 
 from labkit.diagnosis.bounds import bounds_of
-from labkit.diagnosis.diagnose import conclude
 from labkit.diagnosis.facts import Batch, Copies, Facts, Kind, Readings, Stage, Stages, Stretch
-from labkit.diagnosis.remedies import propose
-from labkit.diagnosis.stages import Made, stages_of
+from labkit.diagnosis.probe import Made, stages_of
+from labkit.diagnosis.rules import conclude, propose
+from labkit.diagnosis.say import as_json, screen
 from labkit.diagnosis.thresholds import CONTENTION_SHARE, IDLE_CORES_SHARE, LEAST_CPU_RATIO
-from labkit.diagnosis.verify import Trials
 
 STEPS = 100
 WORK = Stage(name="work", kind="transform", wall_s=0.05, cpu_s=0.05)
@@ -47,7 +46,7 @@ def rows(measured):
 
 def bottleneck(measured):
     bounds = bounds_of(measured)
-    return conclude(measured, bounds, Trials(propose(bounds))).bottleneck
+    return conclude(measured, bounds, propose(bounds)).bottleneck
 
 
 @pytest.mark.parametrize("arm", ["resident", "alone", "warm"])
@@ -72,8 +71,27 @@ def test_the_ceiling_is_compared_block_by_block():
     assert bounds.ceiling == pytest.approx(0.5)
     assert bounds.ceiling_ci == pytest.approx((0.5, 0.5))
     assert bounds.epoch_ci[0] < 0.5 and bounds.epoch_ci[1] > 1.5
-    assert bounds.stalls() == pytest.approx([0.5, 0.5])
+    assert bounds.loading_cost_share_interval == pytest.approx((0.5, 0.5))
     assert bounds_of(facts()).ceiling_ci == (None, None)
+
+
+def test_what_loading_costs_has_one_name_in_bounds_text_and_json():
+    measured = facts(resident=(0.01, 0.05), warm=(0.02, 0.08))
+    bounds = bounds_of(measured)
+    findings = conclude(measured, bounds, propose(bounds))
+    found = as_json(findings)
+    low, high = found["loading_cost_share_interval"]
+    assert found["loading_cost_share"] == pytest.approx(bounds.loading_cost_share)
+    assert (low, high) == bounds.loading_cost_share_interval
+    assert low < found["loading_cost_share"] < high
+    assert found["loading_cost_share"] == pytest.approx(1 - 0.06 / 0.1)
+    assert "data loading costs 40.0 % [" in next(screen(findings))
+    # One block has no interval, and no block no share.
+    once = as_json(conclude(facts(), bounds_of(facts()), ()))
+    assert once["loading_cost_share"] == pytest.approx(0.9)
+    assert once["loading_cost_share_interval"] is None
+    stopped = as_json(conclude(Facts(broken="no batch"), None, ()))
+    assert (stopped["loading_cost_share"], stopped["broken"]) == (None, "no batch")
 
 
 @pytest.mark.parametrize(

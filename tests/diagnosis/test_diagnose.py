@@ -19,16 +19,16 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 import labkit as lab
-from labkit.diagnosis import bounds, loaders, measure, remedies
+from labkit.diagnosis import arms, bounds, loaders, measure, rules
 from labkit.diagnosis import diagnose as module
+from labkit.diagnosis.arms import Loop
 from labkit.diagnosis.bounds import bounds_of
-from labkit.diagnosis.devices import find_device
-from labkit.diagnosis.diagnose import conclude
 from labkit.diagnosis.facts import Batch, Facts, Stages
-from labkit.diagnosis.measure import Loop
-from labkit.diagnosis.remedies import propose
+from labkit.diagnosis.gpu import find_device
+from labkit.diagnosis.rules import conclude, propose
+from labkit.diagnosis.say import screen
 from labkit.diagnosis.thresholds import BLOCKING_SYNCS_PER_STEP
-from labkit.diagnosis.verify import Trials, try_remedies
+from labkit.diagnosis.verify import try_remedies
 from labkit.machine import shared_memory
 from labkit.machine.clock import SystemClock
 from labkit.machine.usage import own_cpu_s
@@ -43,10 +43,10 @@ BUDGET_S = 1.0
 def short_stretches():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "LEAST_BUDGET_S", BUDGET_S)
-        patch.setattr(measure, "SHORTEST_S", 0.1)
-        patch.setattr(measure, "FEWEST_STEPS", 4)
-        patch.setattr(measure, "BLOCKS", 3)
-        patch.setattr(remedies, "MOST_WAITING_WORKERS", 2)  # sixteen take seconds to start
+        patch.setattr(arms, "SHORTEST_S", 0.1)
+        patch.setattr(arms, "FEWEST_STEPS", 4)
+        patch.setattr(arms, "BLOCKS", 3)
+        patch.setattr(rules, "MOST_WAITING_WORKERS", 2)  # sixteen take seconds to start
         yield
 
 
@@ -213,10 +213,11 @@ def test_a_generator_that_delays_the_step_is_the_bottleneck():
     assert re.search(r"1\. wait less: [\d.e+]+× as fast \[.*\] \(expected\), ", str(found))
     assert "not a torch DataLoader" in found.details()
     facts = replace(found.facts, probe=Stages())
-    unseen = conclude(facts, bounds_of(facts), Trials(propose(bounds_of(facts))))
+    unseen = conclude(facts, bounds_of(facts), propose(bounds_of(facts)))
     assert unseen.bottleneck == "not explained"
-    assert "Not explained: 100 % of a batch's time." in str(unseen)
-    assert "Nothing to gain" not in str(unseen)
+    text = "\n".join(screen(unseen))
+    assert "Not explained: 100 % of a batch's time." in text
+    assert "Nothing to gain" not in text
 
 
 class Locked(Slow):
@@ -316,7 +317,7 @@ def test_equal_samples_are_not_taken_for_duplicates():
 
 def test_a_model_that_is_given_learns_nothing_and_is_tried_in_other_forms(monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda function: function)  # takes a minute
-    monkeypatch.setattr(remedies, "DEVICE_BOUND_CEILING", 0.0)  # whatever else this machine does
+    monkeypatch.setattr(rules, "DEVICE_BOUND_CEILING", 0.0)  # whatever else this machine does
     layers = torch.nn.Conv2d(3, 16, 3), torch.nn.Flatten(), torch.nn.Linear(576, 2)
     model = torch.nn.Sequential(*layers)
     model.register_buffer("steps", torch.zeros(1), persistent=False)
@@ -381,7 +382,7 @@ def test_the_line_to_paste_holds_all_arguments_that_are_not_torchs_defaults():
 
 
 def test_a_stretch_counts_whole_rounds_of_the_workers(monkeypatch):
-    monkeypatch.setattr(measure, "FEWEST_STEPS", 5)
+    monkeypatch.setattr(arms, "FEWEST_STEPS", 5)
     loader = DataLoader(Slow(cpu_s=0), batch_size=4, num_workers=2)
     assert Loop(loader, print).run("alone", loader, 0.0).steps == 6
 
@@ -401,7 +402,7 @@ class Together:
 
 @pytest.mark.parametrize("batches", [14, 62])
 def test_a_step_is_measured_over_whole_rounds_in_short_epochs_too(batches, monkeypatch):
-    monkeypatch.setattr(measure, "_skip_of", lambda loader: 4)
+    monkeypatch.setattr(arms, "_skip_of", lambda loader: 4)
     clock = FakeClock()
     monkeypatch.setattr("time.perf_counter", clock.now)
     loader = Together(batches, clock)
@@ -424,27 +425,27 @@ def test_cpu_time_is_counted_from_the_wait_for_the_first_batch_that_counts():
 
 
 def test_slow_steps_need_not_be_eight(monkeypatch):
-    monkeypatch.setattr(measure, "LONGEST_S", 0.1)
+    monkeypatch.setattr(arms, "LONGEST_S", 0.1)
     loader = DataLoader(Slow(cpu_s=0))
     assert Loop(loader, lambda batch: time.sleep(0.05)).run("warm", loader, 0.01).steps < 4
 
 
 def test_slow_steps_leave_time_for_fewer_trials():
     loader = DataLoader(Slow())
-    assert measure.count_arms(3.0, loader, step_s=0.05) == 3  # three blocks of six steps
-    assert measure.count_arms(3.0, loader, step_s=0.0) == 10
+    assert arms.count_arms(3.0, loader, step_s=0.05) == 3  # three blocks of six steps
+    assert arms.count_arms(3.0, loader, step_s=0.0) == 10
 
 
 def test_workers_that_fill_their_queues_are_no_part_of_the_step(monkeypatch):
     # A busy machine may give a worker no core for many milliseconds.
-    monkeypatch.setattr(measure, "RESTS_S", 0.3)
-    monkeypatch.setattr(measure, "FILLING_S", PATIENCE_S)
+    monkeypatch.setattr(arms, "RESTS_S", 0.3)
+    monkeypatch.setattr(arms, "FILLING_S", PATIENCE_S)
     loader = DataLoader(Slow(cpu_s=0.1), batch_size=4, num_workers=1, persistent_workers=True)
     loop = Loop(loader, lambda batch: time.sleep(0.05))
     batches = iter(loader)
     loop.keep(next(batches))
     assert loop.compute(0.2).cpu_s < 0.02
-    assert next(measure.in_blocks(["alone"], 0.0, lambda *_: None)) == "alone"
+    assert next(arms.in_blocks(["alone"], 0.0, lambda *_: None)) == "alone"
     before_s = own_cpu_s()
     time.sleep(0.2)
     assert own_cpu_s() - before_s < 0.1
@@ -644,7 +645,7 @@ def test_each_trial_has_a_time_of_its_own_whatever_its_text():
     facts = measure.collect(loop, budget_s=BUDGET_S, say=lambda *_: None)
     usual = {"name": "more workers", "bottleneck": "workers", "reason": "", "change": "the same"}
     proposed = tuple(
-        remedies.Remedy(**usual, subject=str(count), arguments={"num_workers": count})
+        rules.Remedy(**usual, subject=str(count), arguments={"num_workers": count})
         for count in (1, 2)
     )
     found = try_remedies(
@@ -713,6 +714,6 @@ def test_a_stall_for_want_of_shared_memory_is_told_from_others(monkeypatch, tota
         batch=Batch(bytes_by_dtype={"float32": 10_000_000}),
         broken="waited 30 s for loader to yield a batch",
     )
-    found = conclude(facts, None, Trials(()))
+    found = conclude(facts, None, ())
     assert found.bottleneck == said
-    assert ("docker run --shm-size=2g" in str(found)) == bool(said)
+    assert ("docker run --shm-size=2g" in "\n".join(screen(found))) == bool(said)

@@ -1,10 +1,15 @@
 """Trainings that run as they are are diagnosed: `labkit diagnose train.py`."""
 
+import contextlib
 import json
+import os
+import re
 import subprocess
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from torch import nn
@@ -19,7 +24,7 @@ from tests.processes import PATIENCE_S
 
 BUDGET = ["--budget-s", "5"]
 TRAINING = """
-import sys, time, torch
+import os, signal, sys, time, torch
 from torch.utils.data import DataLoader, Dataset
 
 class Slow(Dataset):
@@ -39,14 +44,28 @@ def step(batch):
     loss.backward()
     optimizer.step()
 
-def loader():
-    return DataLoader(Slow(), batch_size=4)
+def loader(**options):
+    return DataLoader(Slow(), batch_size=4, **options)
 """
 
 
 def diagnose(*words, cwd=None):
     words = [*warm_python.command(), "-m", "labkit.diagnose", *map(str, words)]
     return subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S, cwd=cwd)
+
+
+def left_running(folder):
+    """Return the processes that still run in a folder after some seconds."""
+    ends_s = time.monotonic() + PATIENCE_S
+    while True:
+        left = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.cwd() == str(folder) and process.status() != psutil.STATUS_ZOMBIE:
+                    left.append(process)
+        if not left or time.monotonic() > ends_s:
+            return left
+        time.sleep(0.1)
 
 
 @pytest.fixture
@@ -91,7 +110,7 @@ def diagnosed(tmp_path_factory):
 def test_the_share_of_waiting_is_what_was_planted(diagnosed, name):
     found = diagnosed[name]
     assert found["broken"] == ""
-    assert found["waiting_share"] == pytest.approx(EXPECTED[name], abs=0.12)
+    assert found["loading_cost_share"] == pytest.approx(EXPECTED[name], abs=0.12)
 
 
 LOOPS = {
@@ -104,6 +123,8 @@ for _ in range(3):
     print("an epoch ended")
 """,
     "catches everything": """
+import json
+print("folder:", json.loads(os.environ["LABKIT_DIAGNOSE"])["folder"])
 while True:
     try:
         for batch in loader():
@@ -120,28 +141,90 @@ try:
 finally:
     torch.save(model.state_dict(), "last.pt")
 """,
+    "has workers, and greenlets of its own that take turns in asking": """
+from greenlet import getcurrent, greenlet
+batches, main, steps = iter(loader(num_workers=1)), getcurrent(), 0
+
+def draw():
+    while True:
+        main.switch(next(batches))
+
+drawers = greenlet(draw), greenlet(draw)
+try:
+    while True:
+        step(drawers[steps % 2].switch())
+        steps += 1
+finally:
+    assert steps > 100
+""",
+    "forks": """
+for number, batch in enumerate(loader()):
+    step(batch)
+    if number % 50 == 0:
+        child = os.fork()
+        if not child:
+            sys.exit(0)
+        os.waitpid(child, 0)
+""",
+    "uses signals": """
+def late(*_):
+    raise TimeoutError
+
+signal.signal(signal.SIGALRM, late)
+seen = []
+signal.signal(signal.SIGUSR1, lambda *_: seen.append(1))
+try:
+    for batch in loader():
+        signal.alarm(60)
+        step(batch)
+        signal.alarm(0)
+        os.kill(os.getpid(), signal.SIGUSR1)
+finally:
+    assert seen and signal.getsignal(signal.SIGALRM) is late
+""",
 }
 
 
 @pytest.mark.parametrize("name", LOOPS)
 def test_a_training_is_ended_once_it_is_diagnosed(script, tmp_path, name):
-    done = diagnose(*BUDGET, script(LOOPS[name]), cwd=tmp_path)
+    done = diagnose("--details", *BUDGET, script(LOOPS[name]), cwd=tmp_path)
     assert "data loading costs" in done.stdout
     assert done.stdout.count("The step alone (cpu): ") == 1
     assert "an epoch ended" not in done.stdout
+    assert "Note: cold was not measured: the files that a script reads stay" in done.stdout
     assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
     assert ("catches what ends it" in done.stderr) == (name == "catches everything")
     changed = "Files that changed during this run: last.pt" in done.stderr
     assert changed == (name == "has an end of its own")
+    assert left_running(tmp_path) == []
+    for folder in re.findall("^folder: (.+)$", done.stdout, re.MULTILINE):
+        assert not Path(folder).exists()
 
 
 # --- what cannot be diagnosed -----------------------------------------------------------------
+
+IN_ANOTHER_PROCESS = """
+def load(counts):
+    for batch in loader():
+        counts.put(len(batch[1]))
+    counts.put(0)
+
+context = torch.multiprocessing.get_context("fork")
+counts = context.Queue(4)
+process = context.Process(target=load, args=(counts,))
+process.start()
+while count := counts.get():
+    step((torch.ones(count, 8), torch.zeros(count, dtype=torch.long)))
+process.join()
+print("done")
+"""
 
 
 @pytest.mark.parametrize(
     ("rest", "status", "words"),
     [
         ("print('done')", 1, "no DataLoader was iterated over in this process"),
+        (IN_ANOTHER_PROCESS, 1, "Nothing was diagnosed: no DataLoader was iterated over in this"),
         ("for _, batch in zip(range(3), loader()): step(batch)", 1, "after too few steps"),
         (
             "for batch in loader():\n    step(batch)\n    raise KeyError('own')",
@@ -151,12 +234,15 @@ def test_a_training_is_ended_once_it_is_diagnosed(script, tmp_path, name):
         ("sys.exit(7)", 7, "Nothing was diagnosed"),
     ],
 )
-def test_a_script_that_ends_first_gets_a_line_and_keeps_its_status(script, rest, status, words):
-    done = diagnose(*BUDGET, script(rest))
+def test_a_script_that_ends_first_gets_a_line_and_keeps_its_status(
+    script, tmp_path, rest, status, words
+):
+    done = diagnose(*BUDGET, script(rest), cwd=tmp_path)
     assert done.returncode == status
     assert words in done.stderr
     assert "labkit" not in done.stderr.partition("Traceback")[2]
     assert done.stdout in ("", "done\n")
+    assert left_running(tmp_path) == []
 
 
 @pytest.mark.parametrize(
@@ -164,16 +250,36 @@ def test_a_script_that_ends_first_gets_a_line_and_keeps_its_status(script, rest,
     [
         ("    if n == 60: break", "the training ended before it was diagnosed"),
         ("    if n == 60: raise KeyError('own')", "the training ended with KeyError"),
+        (
+            "    if n == 60: os.kill(os.getpid(), signal.SIGINT)",
+            "the training ended with KeyboardInterrupt",
+        ),
         ("    if n == 60: next(iter(loader()))", "the training left its loop before it"),
     ],
 )
-def test_what_was_measured_until_then_is_printed(script, rest, words):
-    loop = f"for n, batch in enumerate(loader()):\n    step(batch)\n{rest}\n"
-    done = diagnose(*BUDGET, script(loop))
+def test_what_was_measured_until_then_is_printed(script, tmp_path, rest, words):
+    loop = f"for n, batch in enumerate(loader(num_workers=1)):\n    step(batch)\n{rest}\n"
+    done = diagnose(*BUDGET, script(loop), cwd=tmp_path)
     assert f"Diagnosis stopped: {words}" in done.stdout
     assert "loading and computing: " in done.stdout
     assert done.returncode == 1
     assert ("KeyError: 'own'" in done.stderr) == ("KeyError" in rest)
+    assert left_running(tmp_path) == []
+
+
+def test_a_loader_that_cannot_be_copied_gets_a_line(script, tmp_path):
+    fixed = (
+        "class Fixed(DataLoader):\n"
+        "    def __copy__(self):\n"
+        "        raise TypeError('it has the only connection')\n\n"
+        "for batch in Fixed(Slow(), batch_size=4, num_workers=1):\n"
+        "    step(batch)\n"
+    )
+    done = diagnose(*BUDGET, script(fixed), cwd=tmp_path)
+    why = "the loader cannot be copied: TypeError: it has the only connection"
+    assert done.stdout == f"Diagnosis stopped: {why}.\n"
+    assert (done.returncode, "Traceback" in done.stderr) == (1, False), done.stderr
+    assert left_running(tmp_path) == []
 
 
 # --- ranks ------------------------------------------------------------------------------------
@@ -272,7 +378,6 @@ def test_files_that_changed_are_listed(tmp_path):
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
         path.touch()
-        import os
 
         os.utime(path, (at_s, at_s))
     assert changed_files(tmp_path, 200) == [str(Path("sub", "new"))]

@@ -14,9 +14,9 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 import labkit as lab
-from labkit.diagnosis import loader_search, measure
+from labkit.diagnosis import arms, loader_search
+from labkit.diagnosis.arms import Stopped
 from labkit.diagnosis.loader_search import Arguments, Tuned, search
-from labkit.diagnosis.measure import Stopped
 from labkit.machine import hardware, shared_memory
 from tests import warm_python
 from tests.processes import PATIENCE_S
@@ -212,7 +212,7 @@ def short_trials(monkeypatch):
 
     monkeypatch.setattr(diagnose, "LEAST_BUDGET_S", 0.5)
     monkeypatch.setattr(tune, "SHORTEST_S", 0.1)
-    monkeypatch.setattr(measure, "FEWEST_STEPS", 4)
+    monkeypatch.setattr(arms, "FEWEST_STEPS", 4)
     monkeypatch.setattr(loader_search, "FEWEST_PAIRS", 3)
 
 

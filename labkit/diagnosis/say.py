@@ -1,32 +1,37 @@
-"""Sentences for what a diagnosis measured, in the language of the locale."""
+"""What a diagnosis found: text in the language of the locale, and JSON, which is English."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from statistics import fmean
+from typing import Any
 
 from labkit import units
 from labkit.diagnosis.bounds import UNEXPLAINED, Bounds
-from labkit.diagnosis.remedies import COMPUTE, Remedy, bytes_in_words
+from labkit.diagnosis.facts import Facts
+from labkit.diagnosis.rules import COMPUTE, Findings, Remedy, bytes_in_words
 from labkit.diagnosis.thresholds import (
     INPUT_BOUND_SHARE,
     LISTED_SHARE,
     SHOWN_SHARE,
-    UNEXPLAINED_SHARE,
 )  # fmt: skip
 from labkit.language import Text, capitalized, shown
 from labkit.machine import shared_memory
 
-if TYPE_CHECKING:
-    from labkit.diagnosis.diagnose import Diagnosis
+ARMS = {
+    "resident": "computing alone (batches are kept)",
+    "alone": "loading alone",
+    "warm": "loading and computing",
+    "cold": "loading and computing, files evicted before",
+}
 
 
-def screen(diagnosis: Diagnosis) -> str:
+def screen(diagnosis: Findings) -> str:
     """Return verdict, ceiling, remedies and where the time goes: one screen."""
     return "\n".join(map(shown, _screen(diagnosis)))
 
 
-def _screen(diagnosis: Diagnosis) -> Iterator[str]:
+def _screen(diagnosis: Findings) -> Iterator[str]:
     facts, m = diagnosis.facts, diagnosis.bounds
     if diagnosis.broken:
         stopped = Text("Diagnosis stopped: {why}.").format(why=diagnosis.broken)
@@ -40,14 +45,14 @@ def _screen(diagnosis: Diagnosis) -> Iterator[str]:
             line = Text("{number}. {name}: {reason}.")
             yield line.format(number=number, name=remedy.name, reason=remedy.reason)
             yield Text("   {change}").format(change=remedy.change)
-        yield from _arms(diagnosis)
+        yield from _arm_lines(diagnosis.facts)
         return
     yield _verdict(diagnosis, m)
     now, unit = _per_s(m, m.epoch_s / m.steps), facts.batch.unit
     ceiling = Text("With a loader that takes no time: up to {ratio:.3g}× as fast ({rates}).")
     yield ceiling.format(ratio=1 / m.ceiling, rates=_rates(now, now / m.ceiling, unit))
     for number, remedy in enumerate(diagnosis.remedies, 1):
-        rates = _rates(now, now / max(remedy.normalized_time, 1e-3), unit)
+        rates = _rates(now, now * remedy.speed_up, unit)
         line = Text("{number}. {name}: {gain}, {rates}; {reason}.")
         yield line.format(
             number=number, name=remedy.name, gain=_gain(remedy), rates=rates, reason=remedy.reason
@@ -60,22 +65,22 @@ def _screen(diagnosis: Diagnosis) -> Iterator[str]:
     alone, step = _per_s(m, m.alone_s), _per_s(m, m.now.step_s)
     by_itself = Text("The step alone ({device}): {step} {unit}/s; the loader alone: {alone}.")
     yield by_itself.format(device=facts.device, step=_rate(step), unit=unit, alone=_rate(alone))
-    if rows := _rows(m):
+    if parts := _parts_in_words(m):
         who = "A worker" if m.now.workers and facts.is_data_loader else "The main process"
         takes = Text("{who} takes {seconds} for a batch: {parts}.")
-        yield takes.format(who=who, seconds=units.seconds(m.made_s), parts=rows)
+        yield takes.format(who=who, seconds=units.seconds(m.made_s), parts=parts)
     if words := bytes_in_words(m):
         yield Text("A sample: {size}.").format(size=words)
-    yield from (Text("Note: {note}.").format(note=message) for message in diagnosis.failed)
+    yield from (Text("Note: {note}.").format(note=message) for message in facts.failed)
 
 
-def details(diagnosis: Diagnosis) -> str:
+def details(diagnosis: Findings) -> str:
     """Return what the screen rests on."""
     return "\n".join(map(shown, _details(diagnosis)))
 
 
-def _details(diagnosis: Diagnosis) -> Iterator[str]:
-    yield from _arms(diagnosis)
+def _details(diagnosis: Findings) -> Iterator[str]:
+    yield from _arm_lines(diagnosis.facts)
     facts = diagnosis.facts
     for row in diagnosis.bounds.rows if diagnosis.bounds else ():
         if row.share > LISTED_SHARE:
@@ -100,11 +105,59 @@ def _details(diagnosis: Diagnosis) -> Iterator[str]:
     yield from (Text("Note: {note}.").format(note=note) for note in facts.notes)
 
 
-def _arms(diagnosis: Diagnosis) -> Iterator[str]:
-    if first_s := diagnosis.facts.first_s:
+def arms(facts: Facts) -> dict[str, tuple[float, float | None, float]]:
+    """Return arm -> step_s, epoch_s and CPU seconds of a step, each the mean of its blocks."""
+    means = {}
+    for arm, title in ARMS.items():
+        if stretches := facts.of(arm):
+            epochs_s = [s.epoch_s for s in stretches if s.epoch_s is not None]
+            means[title] = (
+                fmean(s.step_s for s in stretches),
+                fmean(epochs_s) if epochs_s else None,
+                fmean(s.cpu_s for s in stretches),
+            )
+    return means
+
+
+def as_json(diagnosis: Findings) -> dict[str, Any]:
+    """Return the conclusions as JSON holds them: numbers, strings, lists and dicts."""
+    facts, m = diagnosis.facts, diagnosis.bounds
+    is_known = m is not None and diagnosis.ceiling is not None
+    has_interval = is_known and m.ceiling_ci[0] is not None
+    return {
+        "verdict": diagnosis.verdict,
+        "bottleneck": diagnosis.bottleneck,
+        "broken": diagnosis.broken,
+        "loading_cost_share": m.loading_cost_share if is_known else None,
+        "loading_cost_share_interval": m.loading_cost_share_interval if has_interval else None,
+        "samples_per_s": _per_s(m, m.epoch_s / m.steps) if m else None,
+        "unit": facts.batch.unit,
+        "device": facts.device,
+        "remedies": [
+            {
+                "name": one.name,
+                "bottleneck": one.bottleneck,
+                "reason": one.reason,
+                "change": one.change,
+                "normalized_time": one.normalized_time,
+                "interval": [one.ci_low, one.ci_high],
+                "is_measured": one.measured is not None,
+                "floor": one.floor,
+            }
+            for one in diagnosis.remedies
+        ],
+        "arms": {title: {"step_s": step_s} for title, (step_s, *_) in arms(facts).items()},
+        "parts_of_a_batch": [
+            {"name": row.name, "kind": row.kind, "s": row.seconds} for row in (m.rows if m else ())
+        ],
+    }
+
+
+def _arm_lines(facts: Facts) -> Iterator[str]:
+    if first_s := facts.first_s:
         line = Text("first steps, loading and computing: {seconds} a step")
         yield line.format(seconds=units.seconds(first_s))
-    for title, (step_s, *_) in diagnosis.arms().items():
+    for title, (step_s, *_) in arms(facts).items():
         yield Text("{arm}: {seconds} a step").format(arm=title, seconds=units.seconds(step_s))
 
 
@@ -121,19 +174,20 @@ def _per_s(m: Bounds, step_s: float) -> float:
     return max(m.facts.batch.samples, 1) / step_s
 
 
-def _verdict(diagnosis: Diagnosis, m: Bounds) -> Text:
+def _verdict(diagnosis: Findings, m: Bounds) -> Text:
     sentence = Text("{verdict}: data loading costs {share}").format(
-        verdict=capitalized(diagnosis.verdict), share=units.percent(1 - m.ceiling)
+        verdict=capitalized(diagnosis.verdict), share=units.percent(m.loading_cost_share)
     )
-    if len(ends := m.stalls()) > 1:
-        sentence += f" [{', '.join(map(units.percent, ends))}]"
+    low, high = m.loading_cost_share_interval
+    if low < high:
+        sentence += f" [{units.percent(low)}, {units.percent(high)}]"
     # Not only the waits, which `watch` counts: workers also slow the step down.
     sentence += Text(" of the training's time")
     if m.now.fetch_s:
         fetching = units.percent(m.now.fetch_s * m.steps / m.epoch_s)
         sentence += Text(", of which the medium takes {share}").format(share=fetching)
     bottleneck = Text(". Bottleneck: {bottleneck}").format(bottleneck=diagnosis.bottleneck)
-    if m.share_of(UNEXPLAINED) > UNEXPLAINED_SHARE and diagnosis.bottleneck != COMPUTE:
+    if m.is_unexplained and diagnosis.bottleneck != COMPUTE:
         known = next((row for row in m.rows if row.kind != UNEXPLAINED), None)
         if diagnosis.bottleneck != UNEXPLAINED:
             sentence += bottleneck
@@ -144,7 +198,7 @@ def _verdict(diagnosis: Diagnosis, m: Bounds) -> Text:
             sentence += largest.format(name=known.name, share=units.whole_percent(known.share))
     elif diagnosis.bottleneck != COMPUTE:
         sentence += bottleneck
-    elif max(m.stalls()) >= INPUT_BOUND_SHARE:
+    elif high >= INPUT_BOUND_SHARE:
         sentence += Text(". Whether data loading is the bottleneck is not certain; raise budget_s")
     else:
         sentence += Text(". Data loading is not the bottleneck")
@@ -157,13 +211,13 @@ def _gain(remedy: Remedy) -> Text:
     if remedy.ci_low is not None:
         interval = f" [{1 / remedy.ci_high:.3g}, {1 / max(remedy.ci_low, 1e-3):.3g}]"
     return Text("{ratio:.3g}× as fast{interval} ({how})").format(
-        ratio=1 / max(remedy.normalized_time, 1e-3),
+        ratio=remedy.speed_up,
         interval=interval,
         how="expected" if remedy.measured is None else "tried",
     )
 
 
-def _rows(m: Bounds) -> str:
+def _parts_in_words(m: Bounds) -> str:
     shares = [row for row in m.rows if row.share >= SHOWN_SHARE and row.kind != UNEXPLAINED]
     named = [(row.name, row.share) for row in shares[:5]]
     named.append((UNEXPLAINED, m.share_of(UNEXPLAINED)))

@@ -7,7 +7,7 @@ import pytest
 from labkit.diagnosis.bounds import UNEXPLAINED, Bounds, Copy, Demand, Row
 from labkit.diagnosis.diagnose import Diagnosis
 from labkit.diagnosis.facts import Batch, Copies, Facts, Kind, Stage, Stages
-from labkit.diagnosis.remedies import in_order, propose, worth_it
+from labkit.diagnosis.rules import in_order, propose, worth_it
 
 
 def stage(kind, name, cpu_s, wait_s=0.0):

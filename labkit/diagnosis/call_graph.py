@@ -1,4 +1,4 @@
-"""Profiles by pyinstrument: a loop with its loader's workers, and the kinds of work in a step.
+"""A profile by pyinstrument of a loop with its loader's workers.
 
 A profiler in the training process does not see the workers.  Each worker therefore gets one of its
 own, which writes what it saw into a file when the worker ends.  The profiler samples every 0.2 ms:
@@ -7,16 +7,11 @@ much shorter functions are missed.
 
 from __future__ import annotations
 
-import builtins
 import contextlib
-import math
 import os
-import re
-import sys
-import sysconfig
 import tempfile
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial, reduce
@@ -25,9 +20,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from labkit import units
-from labkit.diagnosis.facts import Kind
-from labkit.diagnosis.loaders import copied, end_workers, epochs, is_data_loader
-from labkit.language import Name
+from labkit.diagnosis.loaders import (
+    NO_DATALOADER,
+    copied,
+    end_workers,
+    epochs,
+    is_data_loader,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
     from pyinstrument.session import Session
 
 INTERVAL_S = 0.0002
-NO_DATALOADER = "not a torch DataLoader: only what it does in this thread was seen"
 
 # A forked worker inherits the main process's profiler and has to stop it.
 _running: list[Profiler] = []
@@ -179,88 +177,3 @@ def _read(folder: Path) -> tuple[Session | None, int]:
     sessions = [Session.load(path) for path in folder.glob("*.json")]
     lost = len(list(folder.glob("*.started")))
     return (reduce(Session.combine, sessions) if sessions else None), lost
-
-
-# --- kinds of work in a step ------------------------------------------------------------------
-
-# Kind -> what a frame of it looks like, such as "torch/serialization.py:save"; a file of the user's
-# own has no folder.  The outermost frame that fits decides.
-KINDS = {
-    "checkpoint": re.compile(
-        r"^torch/serialization\.py:_?save|^safetensors/|:f(data)?sync$|^pickle\.py:dump"
-        r"|:_?save(_\w*(checkpoint|file|model|state)\w*)?$"
-    ),
-    "reports": re.compile(
-        r"^(logging|http/client|urllib3?|requests|socket|wandb|tensorboardX?|torch/utils/tensorboard"
-        r"|mlflow|tqdm|sqlite3|ipykernel/iostream)(/|\.py:)|^<built-in>:(socket\.|print$)"
-    ),
-    "synchronization": re.compile(
-        r":(TensorBase|Tensor)?\.?(item|tolist|cpu|numpy|nonzero)$|:synchronize$"
-        r"|^(labkit/)?(parts|diagnosis)/devices\.py:"
-    ),
-}
-# Calls of torch, numpy and the like are computing, whatever called them.
-TORCH = re.compile(r"^torch/|^<built-in>:_?(Tensor|Variable)")
-LIBRARY = re.compile(r"^(numpy|scipy|cv2|PIL)/|^<built-in>:(ndarray|Imaging)")
-# Folders of modules that are not the user's own.
-_FOLDERS = tuple(f"{path}/" for path in (sysconfig.get_path("stdlib"), Path(__file__).parents[1]))
-
-
-def _module(file: str) -> str:
-    """Return a file's place in its package or the standard library; of the user's own, its name."""
-    package = file.rpartition("-packages/")[2]
-    for folder in _FOLDERS:
-        package = package.removeprefix(folder)
-    return Path(file).name if package == file else package
-
-
-def kinds_of(run: Callable[[], object], *, on_cuda: bool) -> dict[str, Kind]:
-    """Profile a function and divide its time among kinds of work.
-
-    Args:
-        run: calls the step some hundred times.
-        on_cuda: whether torch's functions launch work of a GPU instead of computing.
-
-    Returns:
-        Those of `KINDS`, "compute" and "launch" for what libraries did, "host work" for all other
-        Python.
-    """
-    from pyinstrument import Profiler
-
-    with Profiler(interval=0.001, async_mode="disabled") as profiler:
-        run()
-    spent: dict[str, Any] = defaultdict(Counter)
-    for stack, spent_s in profiler.last_session.frame_records:
-        # pyinstrument's frames are "function\0file\0line".
-        places = [frame.split("\x00")[:2] for frame in stack]
-        # What called this function, such as a user's own `save`, is no part of the step.
-        begun = places.index(["kinds_of", __file__]) + 1 if ["kinds_of", __file__] in places else 0
-        places = places[begun:] or places
-        frames = [f"{_module(file)}:{function}" for function, file in places]
-        own = [
-            function
-            for (function, file), frame in zip(places, frames)
-            if "/" not in frame and not file.startswith("<") and not function.startswith("<")
-        ]
-        spent[_kind_of(frames, on_cuda)][own[-1] if own else ""] += spent_s
-    total_s = sum(functions.total() for functions in spent.values()) or 1.0
-    return {
-        kind: Kind(functions.total() / total_s, Name(functions.most_common(1)[0][0]))
-        for kind, functions in spent.items()
-    }
-
-
-def _kind_of(stack: list[str], on_cuda: bool) -> str:
-    for frame in stack:
-        for kind, pattern in KINDS.items():
-            if pattern.search(frame):
-                return kind
-    # A built-in function has no file: it is torch's where torch called it.
-    if any(map(TORCH.search, stack[-2:])):
-        return "launch" if on_cuda else "compute"
-    computes = any(map(LIBRARY.search, stack[-2:]))
-    name = stack[-1].removeprefix("<built-in>:")
-    # OpenCV's functions know no module.
-    is_opencv = hasattr(sys.modules.get("cv2"), name) and not hasattr(builtins, name)
-    computes = computes or (is_opencv and not hasattr(math, name))
-    return "compute" if computes else "host work"

@@ -23,7 +23,7 @@ from statistics import fmean, median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from labkit.diagnosis import tracer
-from labkit.diagnosis.facts import Stage, Stages
+from labkit.diagnosis.facts import COLLATE, Stage, Stages
 from labkit.diagnosis.loaders import copied, epochs, is_data_loader
 from labkit.diagnosis.tracer import Totals, Tracer
 from labkit.language import Name, Text
@@ -31,8 +31,6 @@ from labkit.machine import procfs
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
-
-COLLATE = "collate"
 
 
 def probe_stages(loader: Iterable, *, seconds: float) -> Stages:

@@ -1,25 +1,32 @@
-"""What a step computes on, as a diagnosis observes it: how long the host waits, the device works.
+"""What a step does: how long the host waits and launches, and how long the device works.
 
     Host       the step computes on the CPU; there is nothing to wait for
-    Simulated   put, compute and synchronize of a simulated GPU, timed while it is observed
+    Simulated  put, compute and synchronize of a simulated GPU, timed while it is observed
     Cuda       torch's profiler
     OtherGpu   Apple's (mps) or Intel's (xpu); only waiting until it is done
+    kinds_of   what the host does in a step, from samples of its stack
 
 A step that returns early has only queued its work.
 """
 
 from __future__ import annotations
 
+import builtins
 import math
 import re
-from collections import Counter
+import sys
+import sysconfig
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-from labkit.diagnosis.facts import Readings
-from labkit.diagnosis.loaders import leaves, map_batch, move_batch
+from labkit.diagnosis.batches import leaves, map_batch, move_batch
+from labkit.diagnosis.facts import Kind, Readings
+from labkit.diagnosis.tracer import is_own
+from labkit.language import Name
 from labkit.machine.gpu import index_in_use, other_gpu_in_use
 from labkit.parts.devices import SimulatedGpu
 
@@ -218,3 +225,89 @@ def find_device(device: SimulatedGpu | None) -> Host:
         return Cuda(index)
     other = other_gpu_in_use()
     return OtherGpu(other) if other else Host()
+
+
+# --- kinds of work of the host ------------------------------------------------------------------
+
+# Kind -> what a frame of it looks like, such as "torch/serialization.py:save"; a file of the user's
+# own has no folder.  The outermost frame that fits decides.
+KINDS = {
+    "checkpoint": re.compile(
+        r"^torch/serialization\.py:_?save|^safetensors/|:f(data)?sync$|^pickle\.py:dump"
+        r"|:_?save(_\w*(checkpoint|file|model|state)\w*)?$"
+    ),
+    "reports": re.compile(
+        r"^(logging|http/client|urllib3?|requests|socket|wandb|tensorboardX?|torch/utils/tensorboard"
+        r"|mlflow|tqdm|sqlite3|ipykernel/iostream)(/|\.py:)|^<built-in>:(socket\.|print$)"
+    ),
+    "synchronization": re.compile(
+        r":(TensorBase|Tensor)?\.?(item|tolist|cpu|numpy|nonzero)$|:synchronize$"
+        r"|^(labkit/)?(parts/devices|diagnosis/gpu)\.py:"
+    ),
+}
+# Calls of torch, numpy and the like are computing, whatever called them.
+TORCH = re.compile(r"^torch/|^<built-in>:_?(Tensor|Variable)")
+LIBRARY = re.compile(r"^(numpy|scipy|cv2|PIL)/|^<built-in>:(ndarray|Imaging)")
+# Folders of modules that are not the user's own.
+_LABKIT = f"{Path(__file__).parents[1]}/"
+_FOLDERS = (f"{sysconfig.get_path('stdlib')}/", _LABKIT)
+
+
+def _module(file: str) -> str:
+    """Return a file's place in its package or the standard library; of the user's own, its name."""
+    package = file.rpartition("-packages/")[2]
+    for folder in _FOLDERS:
+        package = package.removeprefix(folder)
+    return Path(file).name if package == file else package
+
+
+def kinds_of(run: Callable[[], object], *, on_cuda: bool) -> dict[str, Kind]:
+    """Profile a function and divide its time among kinds of work.
+
+    Args:
+        run: calls the step some hundred times.
+        on_cuda: whether torch's functions launch work of a GPU instead of computing.
+
+    Returns:
+        Those of `KINDS`, "compute" and "launch" for what libraries did, "host work" for all other
+        Python.
+    """
+    from pyinstrument import Profiler
+
+    with Profiler(interval=0.001, async_mode="disabled") as profiler:
+        run()
+    spent: dict[str, Any] = defaultdict(Counter)
+    for stack, spent_s in profiler.last_session.frame_records:
+        # pyinstrument's frames are "function\0file\0line".
+        places = [frame.split("\x00")[:2] for frame in stack]
+        # What called this function, such as a user's own `save`, is no part of the step.
+        begun = places.index(["kinds_of", __file__]) + 1 if ["kinds_of", __file__] in places else 0
+        places = places[begun:] or places
+        frames = [f"{_module(file)}:{function}" for function, file in places]
+        own = [
+            function
+            for function, file in places
+            if is_own(file) and not file.startswith(("<", _LABKIT)) and not function.startswith("<")
+        ]
+        spent[_kind_of(frames, on_cuda)][own[-1] if own else ""] += spent_s
+    total_s = sum(functions.total() for functions in spent.values()) or 1.0
+    return {
+        kind: Kind(functions.total() / total_s, Name(functions.most_common(1)[0][0]))
+        for kind, functions in spent.items()
+    }
+
+
+def _kind_of(stack: list[str], on_cuda: bool) -> str:
+    for frame in stack:
+        for kind, pattern in KINDS.items():
+            if pattern.search(frame):
+                return kind
+    # A built-in function has no file: it is torch's where torch called it.
+    if any(map(TORCH.search, stack[-2:])):
+        return "launch" if on_cuda else "compute"
+    computes = any(map(LIBRARY.search, stack[-2:]))
+    name = stack[-1].removeprefix("<built-in>:")
+    # OpenCV's functions know no module.
+    is_opencv = hasattr(sys.modules.get("cv2"), name) and not hasattr(builtins, name)
+    computes = computes or (is_opencv and not hasattr(math, name))
+    return "compute" if computes else "host work"

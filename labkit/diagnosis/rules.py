@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -26,14 +26,15 @@ from labkit.diagnosis.bounds import (
     UNEXPLAINED,
     Bounds,
 )  # fmt: skip
-from labkit.diagnosis.facts import DEFAULT_PREFETCH_FACTOR, Facts, Stage
+from labkit.diagnosis.facts import COLLATE, DEFAULT_PREFETCH_FACTOR, Facts, Stage
 from labkit.diagnosis.loaders import OneThread, line_of
-from labkit.diagnosis.stages import COLLATE
 from labkit.diagnosis.thresholds import (
     DEVICE_BOUND_CEILING,
     EASY_GAIN_SHARE,
     EASY_TO_BEST_GAIN_SHARE,
     EQUAL_GAIN_DIFFERENCE,
+    FREE_SHARED_MEMORY_SHARE,
+    INPUT_BOUND_SHARE,
     LAUNCH_BOUND_DEVICE_SHARE,
     LOADER_BOUND_CEILING,
     MANY_OBJECTS_PER_BATCH,
@@ -41,11 +42,12 @@ from labkit.diagnosis.thresholds import (
     NEGLIGIBLE_OVERHEAD_SHARE,
     PER_BATCH_OVERHEAD_SHARE,
     SMALL_BATCH_BYTES,
-    UNEXPLAINED_SHARE,
 )  # fmt: skip
 from labkit.language import Text
+from labkit.machine import shared_memory
 
 COMPUTE, DUPLICATED, SHARED_MEMORY = "compute", "duplicated work", "shared memory"
+VERDICTS = ("not input-bound", "moderately input-bound", "highly input-bound")
 MOST_WAITING_WORKERS = 16  # that are tried where batches mostly wait, whatever the cores
 MOST_AHEAD_BYTES = 2 << 30
 MOST_REMEDIES = 5  # that a diagnosis returns, the best first
@@ -87,6 +89,11 @@ class Remedy:
     def normalized_time(self) -> float | None:
         """Return what was measured, or is expected."""
         return self.expected if self.measured is None else self.measured
+
+    @property
+    def speed_up(self) -> float:
+        """Return how many times as fast an epoch is with the change, as measured or expected."""
+        return 1 / max(self.normalized_time, 1e-3)
 
 
 class Line(NamedTuple):
@@ -693,7 +700,7 @@ def in_order(m: Bounds, gains: Sequence[Remedy]) -> tuple[str, tuple[Remedy, ...
         key=lambda remedy: (remedy.measured is None, remedy.normalized_time),
     )
     if first is None:
-        is_hidden = not gains and min(m.stalls()) < MODERATELY_INPUT_BOUND_SHARE
+        is_hidden = not gains and min(m.loading_cost_share_interval) < MODERATELY_INPUT_BOUND_SHARE
         return COMPUTE if is_hidden else UNEXPLAINED, tuple(rest[:MOST_REMEDIES])
     return first.bottleneck, (first, *rest[: MOST_REMEDIES - 1])
 
@@ -703,7 +710,7 @@ def _first(m: Bounds, gains: Sequence[Remedy]) -> Remedy | None:
     for remedy in gains:
         if remedy.bottleneck == DUPLICATED:
             return remedy
-    unknown = m.share_of(UNEXPLAINED) > UNEXPLAINED_SHARE
+    unknown = m.is_unexplained
     # Bounds of a loader whose time is not explained name a known part of it.
     easy = [
         one for one in gains if one.easy and not (unknown and one.arguments and not one.measured)
@@ -723,3 +730,79 @@ def _first(m: Bounds, gains: Sequence[Remedy]) -> Remedy | None:
 
 def _best(some: Sequence[Remedy]) -> Remedy:
     return min(some, key=lambda remedy: remedy.normalized_time)
+
+
+# --- what follows -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Findings:
+    """What limits a training, and what helps."""
+
+    verdict: str = "not measured"
+    """How much data loading costs: not, moderately or highly input-bound."""
+    bottleneck: str = ""
+    """What to remove first; "compute" where loading is not the bottleneck, "" where unknown."""
+    ceiling: float | None = None
+    """Normalized time of an epoch with a loader that takes no time."""
+    remedies: tuple[Remedy, ...] = ()
+    """At most five that gain something; the best of the bottleneck first."""
+    proposed: tuple[Remedy, ...] = ()
+    """All that might have gained something, those that were tried in vain as well."""
+    facts: Facts
+    """What was measured."""
+    bounds: Bounds | None = None
+    """What follows from it; None where too little was measured."""
+
+    @property
+    def broken(self) -> str:
+        """Return what ended the measurement early; "" where nothing did."""
+        return self.facts.broken
+
+
+def conclude(facts: Facts, bounds: Bounds | None, proposed: tuple[Remedy, ...]) -> Findings:
+    """Return the findings from what was measured, however much that is.
+
+    Args:
+        facts: what was measured.
+        bounds: what follows from it.
+        proposed: the remedies, as far as they were tried.
+    """
+    findings = Findings(facts=facts, bounds=bounds)
+    if facts.broken and _lacks_shared_memory(facts):
+        return replace(findings, bottleneck=SHARED_MEMORY, remedies=for_shared_memory(facts))
+    if bounds is None or (facts.broken and not facts.probe.stages):
+        return findings
+    bottleneck, remedies = in_order(bounds, worth_it(proposed))
+    return replace(
+        findings,
+        verdict=_verdict(bounds),
+        bottleneck=bottleneck,
+        ceiling=bounds.ceiling,
+        remedies=remedies,
+        proposed=proposed,
+    )
+
+
+def _lacks_shared_memory(facts: Facts) -> bool:
+    """Return whether the batches that workers prepare ahead need more than /dev/shm has."""
+    usage = shared_memory.usage()
+    if not facts.workers:
+        return False
+    words = ("shared memory", "bus error", "no space left on device", "shm")
+    if any(word in facts.broken.lower() for word in words):
+        return True
+    if usage is None:
+        return False
+    # A worker without room for a batch writes that to its stderr, loses the batch, and stalls.
+    needed_bytes = (facts.workers * facts.ahead + 1) * facts.batch.total_bytes
+    return needed_bytes > usage.total or usage.free < FREE_SHARED_MEMORY_SHARE * usage.total
+
+
+def _verdict(m: Bounds) -> str:
+    """Return how input-bound a training is, as far as the whole interval agrees."""
+    limits = (MODERATELY_INPUT_BOUND_SHARE, INPUT_BOUND_SHARE)
+    low, high = (
+        VERDICTS[sum(share >= limit for limit in limits)] for share in m.loading_cost_share_interval
+    )
+    return low if low == high else Text("between {low} and {high}").format(low=low, high=high)

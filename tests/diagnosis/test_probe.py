@@ -11,7 +11,7 @@ from photo_sets import KINDS, BrokenPhotos, Parsed, Photos
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
-from labkit.diagnosis.stages import probe_stages
+from labkit.diagnosis.probe import probe_stages
 from tests.processes import PATIENCE_S
 
 SECONDS = 0.3
@@ -94,7 +94,7 @@ def configure(file):
 
 def test_what_a_transform_reads_is_known_as_its_own(tmp_path):
     found = probe_stages(DataLoader(Configured(tmp_path / "config")), seconds=SECONDS).stages
-    assert {s.reader for s in found if s.kind == "read"} == {"", "test_stages.configure"}
+    assert {s.reader for s in found if s.kind == "read"} == {"", "test_probe.configure"}
 
 
 class Converted(Dataset):
