@@ -131,6 +131,9 @@ CHINESE = {
         "：worker 也在等，等存储、等锁，或等一个迟到的 batch"
     ),
     "Next: {command}": "下一步：{command}",
+    "Every DataLoader that the script makes gets {arguments}.": (
+        "脚本创建的每个 DataLoader 都用 {arguments}。"
+    ),
     "The script was terminated; this was measured until then.": (
         "脚本被终止；以下是到那时为止的结果。"
     ),

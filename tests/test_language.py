@@ -32,7 +32,7 @@ from tests.processes import PATIENCE_S
 LABKIT = Path(labkit.__file__).parent
 # What `watch` and `diagnose` print comes from these modules.
 DIAGNOSIS = (
-    "advice", "answer", "arms", "bounds", "diagnose", "gpu", "live", "live_script", "loaders",
+    "advice", "answer", "arms", "bounds", "diagnose", "live", "live_script",
     "measure", "outside", "probe", "rules", "say", "script", "verify", "watch",
 )  # fmt: skip
 PRINTING = [*(f"diagnosis/{name}.py" for name in DIAGNOSIS), "units.py"]

@@ -258,7 +258,8 @@ def run(
     if loader:
         HOOK.loader_arguments = LoaderArguments(loader)
         if not rank_of_launcher():
-            say(f"Every DataLoader that the script makes gets {written(loader)}.")
+            gets = Text("Every DataLoader that the script makes gets {arguments}.")
+            say(gets.format(arguments=written(loader)))
     HOOK.at_first = None  # of a process that a watched script started
     session = Session(request).start()
     if request.owner == os.getpid():
