@@ -144,6 +144,39 @@ CHINESE = {
     "Interrupt it (Ctrl-C) to end it and see what was measured.": (
         "训练等下一个 batch 已等了 {seconds}：加载器可能卡死了。按 Ctrl-C 结束，可看到已测结果。"
     ),
+    "--loader changed nothing: the script made no DataLoader.": (
+        "--loader 没有作用：脚本没有创建 DataLoader。"
+    ),
+    "--loader: a DataLoader without workers does not take {names}; add num_workers=N.": (
+        "--loader：没有 worker 的 DataLoader 不接受 {names}；请加上 num_workers=N。"
+    ),
+    # --- compare
+    "this run": "本次运行",
+    " and ": " 和 ",
+    "{n} of {run}": "{run}有 {n} 个",
+    "Inconclusive: {n} steps of each run are needed after its first ones, got {counted}. "
+    "Let it train longer.": (
+        "尚无定论：除最初几个 step 外，每次运行还需要 {n} 个 step，而{counted}。请训练更久。"
+    ),
+    "{ratio} times as fast {interval}": "速度是原来的 {ratio} 倍 {interval}",
+    " ({before} → {after})": "（{before} → {after}）",
+    "Waiting for data: {before} of the time before, {after} after.": (
+        "等数据：之前占 {before} 的时间，之后占 {after}。"
+    ),
+    "Inconclusive: {interval}, but only {run} has starts of epochs, which take {share} of "
+    "its time. Let both train for several epochs.": (
+        "尚无定论：{interval}，但只有{run}含 epoch 的开头，占其时间的 {share}。"
+        "请让两次都训练几个 epoch。"
+    ),
+    "{verdict}: {interval}.": "{verdict}：{interval}。",
+    " About {n:,} steps of each run would tell.": "每次运行约 {n:,} 个 step 才能判断。",
+    "Changed in the DataLoader: {changes}.": "DataLoader 的改动：{changes}。",
+    "an unknown number": "未知数目",
+    "Other processes used {before} of {cores} cores before and {after} after, which changes "
+    "the speed as well: repeat both runs without them.": (
+        "共 {cores} 个核，其他程序之前用了 {before} 个，之后用了 {after} 个，这也会改变速度："
+        "请在没有它们时重做两次运行。"
+    ),
     # --- watch --pid
     "Loading is likely the limit: {why}.": "数据加载很可能是瓶颈：{why}。",
     "Loading is unlikely the limit: {why}.": "数据加载不太可能是瓶颈：{why}。",

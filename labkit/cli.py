@@ -21,6 +21,7 @@ from labkit.diagnosis.loader_arguments import EXAMPLE, read_arguments
 from labkit.diagnosis.outside import watch_from_outside
 from labkit.diagnosis.script import Program, load, run
 from labkit.diagnosis.tune import BUDGET_S as TUNING_BUDGET_S
+from labkit.language import shown
 from labkit.nccl import read_nccl_log
 from labkit.settings import field_kinds
 
@@ -140,7 +141,7 @@ def _compare(options: Options) -> int:
     except (ValueError, OSError) as error:
         print(f"labkit: {error}", file=sys.stderr)
         return 2
-    print("\n".join(lines))
+    print("\n".join(map(shown, lines)))
     return 0
 
 

@@ -18,6 +18,7 @@ from labkit.diagnosis import outside
 from labkit.diagnosis.advice import ADVICE
 from labkit.diagnosis.answer import Facts, answer, lines, lines_of_ranks
 from labkit.diagnosis.bounds import bounds_of
+from labkit.diagnosis.compare import Watched, compare_watched
 from labkit.diagnosis.diagnose import Diagnosis
 from labkit.diagnosis.loaders import NO_DATALOADER
 from labkit.diagnosis.rules import REMEDIES, VERDICTS, conclude, propose
@@ -32,8 +33,8 @@ from tests.processes import PATIENCE_S
 LABKIT = Path(labkit.__file__).parent
 # What `watch` and `diagnose` print comes from these modules.
 DIAGNOSIS = (
-    "advice", "answer", "arms", "bounds", "diagnose", "live", "live_script",
-    "measure", "outside", "probe", "rules", "say", "script", "verify", "watch",
+    "advice", "answer", "arms", "bounds", "compare", "diagnose", "live", "live_script",
+    "loader_arguments", "measure", "outside", "probe", "rules", "say", "script", "verify", "watch",
 )  # fmt: skip
 PRINTING = [*(f"diagnosis/{name}.py" for name in DIAGNOSIS), "units.py"]
 NOT_PRINTED = {
@@ -41,6 +42,12 @@ NOT_PRINTED = {
     "as it is",  # names an arm
     "not measured",  # of a diagnosis whose screen has no verdict
     "bus error", "no space left on device", "DataLoader worker", "Original Traceback",  # of errors
+    # Parts of errors of wrong use.
+    "the batch size", "the machine", "the samples of the data set", "the processes that train",
+    "write it again with `labkit watch --json`",
+    "f'{each.name} holds no training: {UNSEEN[each.unseen]}'",
+    "True or False", "a whole number, 0 or more", "a whole number, 1 or more",
+    "a number of seconds, 0 or more", "f\"one of {', '.join(CONTEXTS)}\"",
     "torchvision.transforms.v2 on uint8 tensors after cropping, or ",  # half of a sentence
 }  # fmt: skip
 
@@ -243,6 +250,42 @@ def test_the_screen_of_diagnose_is_chinese_and_its_json_english(chinese):
     assert leftover(screen) == []
     stored = json.dumps(diagnosis.as_json(), ensure_ascii=False)
     assert "highly input-bound" in stored and not re.search("[\u4e00-\u9fff]", stored)
+
+
+def watched(name, step_s, **changes):
+    how = {
+        "name": name,
+        "stretches": [(10, 10 * step_s * (1 + 0.01 * (n % 3))) for n in range(30)],
+        "steps": 300,
+        "images": 9600,
+        "loading_share": 0.5,
+        "starts_share": 0.0,
+        "unseen": "",
+        "samples": {100},
+        "batch_sizes": {32},
+        "arguments": {"num_workers": 0},
+        "ranks": 1,
+        "machine": "8 cores",
+        "cores": 8,
+        "other_cores": 0.0,
+    }
+    return Watched(**how | changes)
+
+
+def test_the_comparison_of_two_runs_is_chinese(chinese):
+    before = watched("a.json", 0.1)
+    after = watched("b.json", 0.05, arguments={"num_workers": 2}, other_cores=7.0)
+    assert list(map(shown, compare_watched(before, after))) == [
+        "更快：速度是原来的 2.00 倍 [1.993, 2.007]（317 → 634 张/秒）。",
+        "等数据：之前占 50.0 % 的时间，之后占 50.0 %。",
+        "DataLoader 的改动：num_workers 0 → 2。",
+        "共 8 个核，其他程序之前用了 0.0 个，之后用了 7.0 个，这也会改变速度："
+        "请在没有它们时重做两次运行。",
+    ]
+    short = watched("b.json", 0.1, stretches=[(5, 0.5)])
+    starts = watched("b.json", 0.1, starts_share=0.2)
+    for other in (short, starts):
+        assert leftover("\n".join(map(shown, compare_watched(before, other)))) == []
 
 
 def test_verdicts_in_a_terminal_are_chinese_and_in_a_page_english(chinese):

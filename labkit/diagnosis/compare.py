@@ -35,6 +35,7 @@ from labkit.analysis.two_runs import (
     steps_needed,
 )
 from labkit.diagnosis.answer import UNSEEN, Device
+from labkit.language import Text, capitalized
 from labkit.machine import hardware
 
 VERSION = 1  # of what `watch --json` writes; the files of earlier versions had none
@@ -179,33 +180,47 @@ def compare_watched(before: Watched, after: Watched) -> list[str]:
     changed = _changed(before.arguments, after.arguments)
     short = [each for each in (before, after) if not is_long_enough(each.stretches)]
     if short:
-        counted = (f"{count_steps(each.stretches)} of {each.name}" for each in short)
+        counted = (
+            Text("{n} of {run}").format(n=count_steps(each.stretches), run=each.name)
+            for each in short
+        )
+        needed = Text(
+            "Inconclusive: {n} steps of each run are needed after its first ones, got {counted}. "
+            "Let it train longer."
+        )
         return [
-            f"Inconclusive: {MIN_COMPARED_STEPS} steps of each run are needed after its first "
-            f"ones, got {' and '.join(counted)}. Let it train longer.",
+            needed.format(n=MIN_COMPARED_STEPS, counted=Text(" and ").join(counted)),
             *changed,
         ]
     compared = compare_runs(before.step, after.step)
-    now = f"{units.rate(before.images_per_s).removesuffix(' images/s')} → "
-    now += units.rate(after.images_per_s)
-    rates = f" ({now})" if before.images and after.images else ""
-    interval = f"{_ratio(compared.ratio)} times as fast {_interval(compared)}{rates}"
-    waits = [units.percent(each.loading_share) for each in (before, after)]
-    rest = [f"Waiting for data: {waits[0]} of the time before, {waits[1]} after.", *changed]
+    interval = Text("{ratio} times as fast {interval}").format(
+        ratio=_ratio(compared.ratio), interval=_interval(compared)
+    )
+    if before.images and after.images:
+        first = units.rate(before.images_per_s).removesuffix(" images/s")
+        rates = Text(" ({before} → {after})")
+        interval += rates.format(before=first, after=units.rate(after.images_per_s))
+    waits = Text("Waiting for data: {before} of the time before, {after} after.").format(
+        before=units.percent(before.loading_share), after=units.percent(after.loading_share)
+    )
+    rest = [waits, *changed]
     rest += _disturbed(before, after)
     one_sided = _starts_of_one(before, after)
     if one_sided is not None:
         share = units.percent(one_sided.starts_share)
-        return [
-            f"Inconclusive: {interval}, but only {one_sided.name} has starts of epochs, which take "
-            f"{share} of its time. Let both train for several epochs.",
-            *rest,
-        ]
+        unlike = Text(
+            "Inconclusive: {interval}, but only {run} has starts of epochs, which take {share} of "
+            "its time. Let both train for several epochs."
+        )
+        return [unlike.format(interval=interval, run=one_sided.name, share=share), *rest]
     verdict = compared.verdict
-    sentence = f"{verdict[0].upper()}{verdict[1:]}: {interval}."
+    sentence = Text("{verdict}: {interval}.").format(
+        verdict=capitalized(verdict), interval=interval
+    )
     if verdict == "inconclusive":
         steps = steps_needed(before.step, after.step)
-        sentence += f" About {_round_up(steps):,} steps of each run would tell."
+        more = Text(" About {n:,} steps of each run would tell.")
+        sentence += more.format(n=_round_up(steps))
     return [sentence, *rest]
 
 
@@ -220,7 +235,8 @@ def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     if None in (before.get("prefetch_factor"), after.get("prefetch_factor")):
         names = [name for name in names if name != "prefetch_factor"]  # torch's own, for workers
     parts = [f"{name} {before[name]} → {after[name]}" for name in names]
-    return [f"Changed in the DataLoader: {', '.join(parts)}."] if parts else []
+    changed = Text("Changed in the DataLoader: {changes}.").format(changes=", ".join(parts))
+    return [changed] if parts else []
 
 
 def _other_cores(cpu: Mapping[str, Any] | None) -> float | None:
@@ -235,8 +251,11 @@ def _disturbed(before: Watched, after: Watched) -> list[str]:
     if not any(cores is not None and cores > most for cores in used):
         return []
     one, other = ("an unknown number" if cores is None else f"{cores:.1f}" for cores in used)
-    text = f"Other processes used {one} of {before.cores} cores before and {other} after"
-    return [f"{text}, which changes the speed as well: repeat both runs without them."]
+    text = Text(
+        "Other processes used {before} of {cores} cores before and {after} after, which changes "
+        "the speed as well: repeat both runs without them."
+    )
+    return [text.format(before=one, cores=before.cores, after=other)]
 
 
 def _ratio(ratio: float) -> str:

@@ -11,6 +11,8 @@ from contextlib import suppress
 from functools import wraps
 from typing import Any
 
+from labkit.language import Text
+
 Value = bool | float | str | None
 
 EXAMPLE = "num_workers=8,pin_memory=True"
@@ -150,8 +152,11 @@ class LoaderArguments:
     def notes(self) -> list[str]:
         """Return a sentence for each thing that did not happen as asked."""
         if not self._loaders:
-            return ["--loader changed nothing: the script made no DataLoader."]
+            return [Text("--loader changed nothing: the script made no DataLoader.")]
         if not self._without_workers:
             return []
         names = ", ".join(name for name in NEED_WORKERS if name in self._without_workers)
-        return [f"--loader: a DataLoader without workers does not take {names}; add num_workers=N."]
+        refused = Text(
+            "--loader: a DataLoader without workers does not take {names}; add num_workers=N."
+        )
+        return [refused.format(names=names)]

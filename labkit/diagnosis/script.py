@@ -35,7 +35,7 @@ from labkit.diagnosis.compare import VERSION, Watched, compare_watched, machine,
 from labkit.diagnosis.hook import HOOK
 from labkit.diagnosis.loader_arguments import LoaderArguments, Value, written
 from labkit.diagnosis.watch import Watch, rank_of_launcher, say
-from labkit.language import Text
+from labkit.language import Text, shown
 
 VARIABLE = "LABKIT_WATCH"  # of the environment: what started processes are to do, as JSON
 STARTUP = Path(__file__).with_name("startup")  # a folder of PYTHONPATH
@@ -173,7 +173,8 @@ class Session:
         if self._request.before:
             try:
                 before = read_watched(Path(self._request.before))
-                text = "\n".join(compare_watched(before, Watched.of(known, "this run")))
+                compared = compare_watched(before, Watched.of(known, "this run"))
+                text = "\n".join(map(shown, compared))
             except (ValueError, OSError) as error:
                 text = str(error)
             self.say(text)

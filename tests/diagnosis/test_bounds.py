@@ -85,7 +85,7 @@ def test_what_loading_costs_has_one_name_in_bounds_text_and_json():
     assert (low, high) == bounds.loading_cost_share_interval
     assert low < found["loading_cost_share"] < high
     assert found["loading_cost_share"] == pytest.approx(1 - 0.06 / 0.1)
-    assert "data loading costs 40.0 % [" in next(screen(findings))
+    assert "data loading costs 40.0 % [" in screen(findings).splitlines()[0]
     # One block has no interval, and no block no share.
     once = as_json(conclude(facts(), bounds_of(facts()), ()))
     assert once["loading_cost_share"] == pytest.approx(0.9)
