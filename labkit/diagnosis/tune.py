@@ -298,7 +298,7 @@ class LoaderTrials:
         changes = self._attributes(arguments)
         # A queue that is filling hides what its length changes.
         filled_s = 2 * arguments.num_workers * arguments.prefetch_factor * self._step_s
-        seconds = min(max(self._stretch_s, filled_s), LONGEST_S)
+        seconds = max(self._stretch_s, min(filled_s, 2 * self._stretch_s))
         if self.has_whole_epochs:
             seconds = math.inf
         end_opencv_threads()
