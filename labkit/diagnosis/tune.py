@@ -184,7 +184,6 @@ def tune_loop(
         stack.enter_context(loaders.random_state_kept(loop.loader))
         loop.loader = stack.enter_context(loaders.copied(loop.loader))
         say("first steps")
-        begun_s = time.monotonic()
         try:
             trials = LoaderTrials(loop, device=device, budget_s=budget_s)
             if not trials.has_whole_epochs:
@@ -194,8 +193,7 @@ def tune_loop(
             raise
         except Exception as error:  # the user's own code may raise anything
             raise Stopped(f"loader must yield batches, got {in_one_line(error)}") from error
-        left_s = budget_s - (time.monotonic() - begun_s)
-        return search(trials, budget_s=left_s, say=say)
+        return search(trials, budget_s=budget_s, say=say)
 
 
 @contextmanager

@@ -87,9 +87,8 @@ def test_the_screen_says_what_is_faster_and_what_is_not_worth_changing():
     assert re.fullmatch(r"3\.\d\d times as fast \[3\.\d\d, 3\.\d\d\]:", first)
     assert line == "DataLoader(..., num_workers=3)"
     no_gain = "(no difference|no gain shown)"
-    words = f"Not worth changing: threads of a worker: {no_gain}; in_order: {no_gain}; "
+    words = f"Not worth changing: threads of a worker: {no_gain}; prefetch_factor: {no_gain}; "
     assert re.match(words, unchanged)
-    assert re.search(f"prefetch_factor: {no_gain}", unchanged)
     assert "num_workers" not in unchanged
     assert re.fullmatch(r"\d+ sets of arguments in \d+ trials, 0 s\.", last)
 
@@ -269,7 +268,7 @@ def test_the_model_and_random_numbers_stay_as_they_were(short_trials):
     torch.manual_seed(7)
     loader = DataLoader(Waiting(0.001), batch_size=2, shuffle=True)
     how = {"model": model, "optimizer": optimizer, "progress": False}
-    lab.tune(loader, train, budget_s=4, **how)
+    lab.tune(loader, train, budget_s=5, **how)
     assert torch.equal(torch.rand(3), expected)
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
 
