@@ -101,7 +101,7 @@ def collate_array(samples: list[dict]) -> dict[str, torch.Tensor]:
 
 def tensor_of_arrays(site: Site, fixed: bool) -> dict[str, object]:
     """A tensor is made of a list of arrays, number by number; better: of one array."""
-    photos = Arrays(site.paths(IMAGES), decode=decode_half)
+    photos = Arrays(site.paths(IMAGES), [Resize(96)], decode_half)
     return training(photos, 3.0, collate_fn=collate_array if fixed else collate_list)
 
 
