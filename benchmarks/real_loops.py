@@ -189,7 +189,7 @@ def saved_every_epoch(site: Site, fixed: bool) -> dict[str, object]:
     """Every short epoch ends with a checkpoint; better: every tenth."""
     photos = Photos(site.paths(2 * EPOCH_STEPS * 8), [Resize()], decode_quarter)
     path = site.scratch / ("every_10th.pt" if fixed else "every.pt")
-    return training(photos, Saving(simulated(1.0), 10 if fixed else 1, path))
+    return training(photos, Saving(simulated(4.0), 10 if fixed else 1, path))
 
 
 class Gray(Photos):
