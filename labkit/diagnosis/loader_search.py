@@ -239,7 +239,7 @@ def search(trials: Trials, *, budget_s: float, say: Callable[[str], None]) -> Tu
         line=_line(trials.what, changes),
         compared=compared,
         tried=label_of(now, others.best),
-        unchanged=dict(_unchanged(trials, best, workers, others)),
+        unchanged=dict(_unchanged(trials, best, workers, others, compared)),
         left_out=left_out,
         measured={
             label_of(now, one): halved.blocks.compared(one, halved.best)
@@ -275,16 +275,24 @@ def _inverse(compared: Comparison) -> Comparison:
 
 
 def _unchanged(
-    trials: Trials, best: Arguments, workers: Halved, others: Halved
+    trials: Trials, best: Arguments, workers: Halved, others: Halved, pairs: Comparison
 ) -> Iterator[tuple[str, str]]:
-    """Yield what is not worth changing, and why: its name and "no difference"."""
+    """Yield what is not worth changing, and why: its name and "no difference".
+
+    Args:
+        trials: what was tried.
+        best: what is recommended.
+        workers: the result of the first step.
+        others: that of the second.
+        pairs: the time of its best divided by the time as it is.
+    """
     changed, tried = (changes_of(trials.now, each) for each in (best, others.best))
     for name in Arguments._fields:
         if name in changed:
             continue
         shown = THREADS if name == "one_thread" else name
-        if name in tried:  # together with the other changes it made none
-            yield shown, "no difference"
+        if name in tried:  # measured together with the other changes
+            yield shown, effect(tried[name], pairs)
             continue
         compared = [
             (getattr(one, name), compared)
@@ -295,16 +303,25 @@ def _unchanged(
         ]
         if compared:
             value, fastest = min(compared, key=lambda pair: pair[1].ratio)
-            yield shown, _effect(value, fastest)
+            yield shown, effect(value, fastest)
 
 
 def _differing(one: Arguments, other: Arguments) -> list[str]:
     return [name for name in one._fields if getattr(one, name) != getattr(other, name)]
 
 
-def _effect(value: object, compared: Comparison) -> str:
-    if is_as_fast(compared) or compared.ratio < 1:
+def effect(value: object, compared: Comparison) -> str:
+    """Return what another value of an argument changes, in words.
+
+    Args:
+        value: the other value.
+        compared: the time with it, divided by the time without.
+    """
+    low, high = compared.interval
+    if low is not None and low >= 1 - DELTA and high <= 1 + DELTA:
         return "no difference"
+    if is_as_fast(compared):
+        return "no gain shown"
     times = units.normalized(compared.ratio, *compared.interval)
     return f"{value} takes {times} times as long"
 

@@ -183,7 +183,6 @@ def tune_loop(
         stack.enter_context(loaders.random_state_kept(loop.loader))
         loop.loader = stack.enter_context(loaders.copied(loop.loader))
         say("first steps")
-        begun_s = time.monotonic()
         try:
             trials = LoaderTrials(loop, device=device, budget_s=budget_s)
             if not trials.has_whole_epochs:
@@ -193,8 +192,7 @@ def tune_loop(
             raise
         except Exception as error:  # the user's own code may raise anything
             raise Stopped(f"loader must yield batches, got {in_one_line(error)}") from error
-        left_s = budget_s - (time.monotonic() - begun_s)
-        return search(trials, budget_s=left_s, say=say)
+        return search(trials, budget_s=budget_s, say=say)
 
 
 @contextmanager
@@ -297,7 +295,7 @@ class LoaderTrials:
         changes = self._attributes(arguments)
         # A queue that is filling hides what its length changes.
         filled_s = 2 * arguments.num_workers * arguments.prefetch_factor * self._step_s
-        seconds = min(max(self._stretch_s, filled_s), LONGEST_S)
+        seconds = max(self._stretch_s, min(filled_s, 2 * self._stretch_s))
         if self.has_whole_epochs:
             seconds = math.inf
         end_opencv_threads()

@@ -15,6 +15,7 @@ from typing import Any
 
 from labkit.diagnosis.loader_search import Arguments, label_of
 from labkit.machine import hardware
+from labkit.parts.devices import DevicePart
 from labkit.parts.loading import Loader
 from labkit.records import Calibration
 from labkit.resolve import complete_here, find_part
@@ -44,8 +45,7 @@ class SettingsTrials:
         self._given, self._progress = settings, progress
         complete = complete_here(settings)
         if is_calibrated(complete):
-            device = device_of(complete, results, progress=progress)
-            rate = device.device_images_per_s
+            rate = device_of(complete, results, progress=progress).device_images_per_s
             complete = with_device(complete, Calibration(calibrated_images_per_s=rate))
         self._settings = complete
         self.most_workers = hardware.cores()
@@ -58,7 +58,8 @@ class SettingsTrials:
         changeable = {"num_workers"}
         if find_part(Loader, complete.loader).workers == "processes":
             changeable |= {"prefetch_factor", "persistent_workers"}
-        if complete.device != "cpu":
+        device = find_part(DevicePart, complete.device)
+        if device.is_simulated or device.is_cuda:
             changeable.add("pin_memory")
         self.changeable = frozenset(changeable)
 

@@ -215,7 +215,7 @@ def test_a_generator_that_delays_the_step_is_the_bottleneck():
     facts = replace(found.facts, probe=Stages())
     unseen = conclude(facts, bounds_of(facts), propose(bounds_of(facts)))
     assert unseen.bottleneck == "not explained"
-    text = "\n".join(screen(unseen))
+    text = screen(unseen)
     assert "Not explained: 100 % of a batch's time." in text
     assert "Nothing to gain" not in text
 
@@ -716,4 +716,4 @@ def test_a_stall_for_want_of_shared_memory_is_told_from_others(monkeypatch, tota
     )
     found = conclude(facts, None, ())
     assert found.bottleneck == said
-    assert ("docker run --shm-size=2g" in "\n".join(screen(found))) == bool(said)
+    assert ("docker run --shm-size=2g" in screen(found)) == bool(said)
