@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from labkit import units
 from labkit.analysis import cache_state
 from labkit.analysis import published as documents
-from labkit.analysis.compare import NOTHING, UNSTABLE
+from labkit.analysis.compare import NOTHING, UNSTABLE, Comparison
 from labkit.analysis.roofline import Pipeline, Speed, pipelines, published_takes
 from labkit.analysis.rows import Row
 from labkit.analysis.simulated import beside_the_loader, describe_rate, simulated
@@ -32,11 +32,10 @@ from labkit.settings import CORRECTED, MODES
 
 
 def conditions(summary: Summary) -> str:
-    """Return in one line how a run was measured: mode, blocks, noise, labels, source."""
-    noise = noise_floor(summary) if summary.has_groups else ""
+    """Return in one line how a run was measured: mode, blocks, labels, source."""
     info = summary.info
     source = f"source: {info.source}" if info.source else ""
-    parts = [*how_measured(summary), noise, *plain_labels(summary), source]
+    parts = [*how_measured(summary), *plain_labels(summary), source]
     return " · ".join(filter(None, parts))
 
 
@@ -84,12 +83,12 @@ def other_images(summary: Summary) -> list[str]:
     return [f"{', '.join(names)}: {images}" for images, names in names_by_images.items()]
 
 
-def noise_floor(summary: Summary) -> str:
-    """Return how far two trials of the baseline differ: "same code twice: +0.4 % (−4 to +6 %)"."""
-    floor = summary.noise_floor
-    if not floor.blocks:
+def same_code_twice(noise_floor: Comparison) -> str:
+    """Return how far two trials of a baseline differ: "same code twice: +0.4 % (−4 to +6 %)"."""
+    if not noise_floor.blocks:
         return ""
-    return f"same code twice: {units.change(floor.ratio, floor.low, floor.high)}"
+    change = units.change(noise_floor.ratio, noise_floor.low, noise_floor.high)
+    return f"same code twice: {change}"
 
 
 def checks(summary: Summary) -> list[str]:
@@ -435,7 +434,7 @@ def proofs(summary: Summary) -> list[str]:
         is_judged = MODES[summary.mode].judged and row.mde is not None
         noise = f"smallest detectable effect {units.percent(row.mde)}" if is_judged else ""
         if row.is_baseline:
-            noise = "" if summary.has_groups else noise_floor(summary)
+            noise = same_code_twice(summary.noise_floors[row.group])
         parts = [
             f"{row.blocks} of {n} blocks" if row.blocks < n else "",
             noise,

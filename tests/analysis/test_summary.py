@@ -49,7 +49,7 @@ def test_a_ratio_is_taken_against_the_geometric_mean_of_the_two_baseline_runs():
 def test_the_noise_floor_is_the_second_baseline_run_over_the_first():
     # ln(A2/A1) = ln 2 and ln 8: mean ln 4.
     summary = two_variants([(1.0, 2.0, 1.0), (1.0, 8.0, 1.0)])
-    assert summary.noise_floor.ratio == pytest.approx(4.0)
+    assert summary.noise_floors[""].ratio == pytest.approx(4.0)
 
 
 def test_only_blocks_with_the_variant_and_both_baseline_runs_count():
@@ -369,7 +369,7 @@ def test_as_in_the_document_one_run_of_the_baseline_makes_a_block():
     assert summary.rows[1].normalized_time == pytest.approx(1.0)
     assert summary.rows[0].ratios == pytest.approx((1.0, 1.0, 1.0))
     # Without a second run of the baseline nothing says what noise alone does.
-    floor = summary.noise_floor
+    floor = summary.noise_floors[""]
     assert (floor.ratio, floor.low, floor.high) == (None,) * 3
 
 

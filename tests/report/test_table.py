@@ -126,7 +126,7 @@ def test_the_detailed_table_has_every_field_as_csv_and_json_can_hold_it():
 
 def test_the_notes_say_noise_proof_medium_and_what_is_odd():
     summary = judged_summary(skipped={"nvme": "not named"})
-    twice = summary.noise_floor
+    twice = summary.noise_floors[""]
     aa = units.change(twice.ratio, twice.low, twice.high)
     row = summary.rows[1]
     (place,) = row.outliers

@@ -437,7 +437,7 @@ def test_as_in_the_document_each_runs_once_in_order(photos, tmp_path):
     assert [row.variant for row in summary.rows] == order
     assert {row.status for row in summary.rows} == {"ok"}
     assert {row.verdict for row in summary.rows} == {""}
-    assert (summary.n_blocks, summary.noise_floor.ratio, summary.judged) == (1, None, False)
+    assert (summary.n_blocks, summary.noise_floors[""].ratio, summary.judged) == (1, None, False)
     assert any(
         note.startswith("as in the document: variants in its order") for note in summary.notes
     )
