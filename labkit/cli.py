@@ -208,11 +208,6 @@ def parser() -> argparse.ArgumentParser:
     text += f"arguments in place of its own, such as {EXAMPLE}"
     watch.add_argument("--loader", metavar="NAME=VALUE,...", help=text)
 
-    text = "print how many times as fast a watched training is as before a change"
-    compare = add("compare", _compare, text)
-    compare.add_argument("before", metavar="BEFORE", type=Path, help="written by watch --json")
-    compare.add_argument("after", metavar="AFTER", type=Path, help="the same after the change")
-
     text = "run a training script until it is known what slows it down and what would help"
     diagnose = add("diagnose", _diagnose, text)
     diagnose.usage = (
@@ -232,6 +227,10 @@ def parser() -> argparse.ArgumentParser:
         from labkit.cli_lab import add_commands
 
         add_commands(add)
+    text = "print how many times as fast a watched training is as before a change"
+    compare = add("compare", _compare, text)
+    compare.add_argument("before", metavar="BEFORE", type=Path, help="written by watch --json")
+    compare.add_argument("after", metavar="AFTER", type=Path, help="the same after the change")
     text = "print how NCCL connects the GPUs, and where it does not use GPUDirect RDMA"
     nccl = add("nccl", _nccl, text)
     nccl.add_argument("log", metavar="LOG", help="output of a training with NCCL_DEBUG=INFO")

@@ -428,7 +428,7 @@ def _run_options() -> argparse.ArgumentParser:
         "--protocol",
         choices=[protocol.replace(" ", "-") for protocol in PROTOCOLS],
         default=PROTOCOLS[0],
-        help="the document's order, cache states and loop, or the corrected ones",
+        help="the document's order and cache states, or the corrected ones",
     )
     text = "run this variant only; can be given several times"
     made.add_argument("--variant", action="append", default=[], metavar="LABEL", help=text)

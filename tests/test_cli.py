@@ -177,6 +177,8 @@ def test_help_has_a_line_per_command_and_an_option_per_setting(capsys):
     shown = capsys.readouterr().out
     for name in "list run table claims report recipe share open diagnose doctor".split():
         assert re.search(rf"^    {name} +\w.*$", shown, re.MULTILINE)
+    first = re.findall(r"^    (\w+) +\w.*$", shown, re.MULTILINE)[:3]
+    assert first == ["watch", "diagnose", "run"]
     assert all(f"--{name.replace('_', '-')}" in shown for name in field_kinds())
 
 

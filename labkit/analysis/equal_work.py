@@ -129,7 +129,9 @@ def unequal_work(info: RunInfo, trials: Sequence[AnyTrial]) -> dict[str, str]:
         not compared, nor is what either row does not say.
     """
     done = [t for t in trials if isinstance(t, Trial) and t.status == "ok"]
-    base = next((t for t in done if t.variant == info.baseline), None)
+    # Where the run's own baseline has no trial, that of another group does the same work.
+    baselines = dict.fromkeys([info.baseline, *info.baseline_by_group.values()])
+    base = next((t for name in baselines for t in done if t.variant == name), None)
     if base is None:
         return {}
     if base.loss is not None and not math.isfinite(base.loss):

@@ -184,7 +184,8 @@ def _why_no_hard_disk() -> str:
 
 def _check_kept(experiment: Experiment, changes: Mapping[str, Any]) -> None:
     """Refuse a setting that the experiment itself decides, instead of dropping it silently."""
-    for name, value in changes.items():
+    for name, given in changes.items():
+        value = getattr(with_settings(Settings(), {name: given}), name)  # "50" is a number
         measured = experiment.measured(in_full=False).values()
         chosen = list(dict.fromkeys(getattr(one.settings, name) for one in measured))
         is_model = name == "storage" and value == chosen[0] == MODELLED_STORAGES["hdd"]

@@ -199,8 +199,8 @@ def experiment(name: str, *, protocol: str = CORRECTED, **settings: object) -> E
 
     Args:
         name: a key of `CATALOG`.
-        protocol: "corrected", or "as in the document": its order, a cold first variant, and its
-            loop that left out a step.  Few experiments have the second.
+        protocol: "corrected", or "as in the document": its order, and a cold first variant.  Few
+            experiments have the second.
         **settings: settings that all variants share, as ``data="data/coco", num_workers=4``.
 
     Raises:

@@ -330,7 +330,6 @@ class Panel:
         run = partial(runs.run, request.build(), request.mode, **options)
         # Before it starts: a run that fails at once says why from its own thread.
         self._error.value = ""
-        self._shown = []
         self._result.add_class("labkit-earlier")  # until the first trial is finished
         job.start(self._name, run)
 

@@ -233,7 +233,10 @@ def _saving(summary: Summary, row: Row) -> str:
     saving = words.less_time(row.normalized_time)
     if row.ci_high is None:
         return f"{saving} (one block shows no difference)"
-    ends = f"[{units.percent(1 - row.ci_high)}, {units.percent(1 - row.ci_low)}]"
+    shares = sorted((row.ci_low - 1, row.ci_high - 1))
+    if row.normalized_time < 1:
+        shares = [1 - row.ci_high, 1 - row.ci_low]
+    ends = f"[{', '.join(map(units.percent, shares))}]"
     if not row.verdict:
         return f"{saving} {ends} ({summary.mode}: no verdict)"
     if row.verdict == "faster":

@@ -221,23 +221,28 @@ def _headline_of(summary: Summary, *, with_intervals: bool = True) -> str:
     fastest, slowest = (f(measured, key=lambda row: row.normalized_time) for f in (min, max))
     if best is not None:
         answer = f"{less_time(best.normalized_time)} {using(best)}"
-        ends = f"[{units.percent(1 - best.ci_high)}, {units.percent(1 - best.ci_low)}]"
+        ends = f" [{units.percent(1 - best.ci_high)}, {units.percent(1 - best.ci_low)}]"
         if (faster := _faster_by_other_work(summary)) is not None:
             saved = units.percent(1 - faster.normalized_time)
             rest = f" ({saved} {using(faster)}: other work)"
     elif _costs(summary, slowest) and slowest.normalized_time * fastest.normalized_time > 1:
         ratio = units.normalized(slowest.normalized_time)
         answer = f"{ratio} times as long {using(slowest)} as {using(base)}"
-        ends = units.interval(slowest.ci_low, slowest.ci_high)
+        ends = f" {units.interval(slowest.ci_low, slowest.ci_high)}"
     else:
-        changes = dict.fromkeys(units.change(row.normalized_time) for row in (fastest, slowest))
-        ends = f"({' to '.join(changes)})"
+        lows = [row.ci_low for row in measured if row.ci_low is not None]
+        highs = [row.ci_high for row in measured if row.ci_high is not None]
         answer = f"No variant is measurably faster than {base.name}"
         if len(measured) == 1:
             answer = f"Not measurably faster {using(fastest)} than {using(base)}"
-        if max(row.blocks for row in others) < 2:
+            ends = f": {units.change(fastest.normalized_time, fastest.ci_low, fastest.ci_high)}"
+        elif lows:
+            ends = f" (95 % intervals from {units.change(min(lows))} to {units.change(max(highs))})"
+        if not lows:
             answer = f"One block shows no difference from {base.name}"
-    return f"{answer} {ends}{rest}" if with_intervals else f"{answer}{rest}"
+            times = (fastest.normalized_time, slowest.normalized_time)
+            ends = f" ({' to '.join(dict.fromkeys(map(units.change, times)))})"
+    return f"{answer}{ends}{rest}" if with_intervals else f"{answer}{rest}"
 
 
 def _faster_by_other_work(summary: Summary) -> Row | None:

@@ -92,9 +92,9 @@ def compare_work(
             specs = describe(loaded, settings.input_px)
             check_batch(batch, specs)
             if reference is None:
-                reference, base = batch, parts
+                reference, base, compared_with = batch, parts, label
             elif apart := _difference(batch, reference, parts, base, specs):
-                raise ValueError(f"not the same work as {baseline}: {apart}")
+                raise ValueError(f"not the same work as {compared_with}: {apart}")
         except (Skip, ImportError) as reason:
             verdicts[label] = ("skipped", str(reason))
         except Exception as error:  # any failure of a part is shown as its row

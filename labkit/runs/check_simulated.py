@@ -24,7 +24,7 @@ from labkit.parts.storage.disks import MAX_ERROR_SHARE, Rate
 from labkit.parts.training import VECTORIZED
 from labkit.parts.training.exchange import LINK, Link
 from labkit.pipeline import build
-from labkit.records import ProvedRates, StagedStorage
+from labkit.records import UNKNOWN, ProvedRates, StagedStorage
 from labkit.resolve import find_gpu_speeds, resolve
 from labkit.runs.active_run import ActiveRun
 from labkit.runs.kept_checks import KeptCheck, find_kept, hash_sources, keep
@@ -66,6 +66,8 @@ def _prove_disk(
         "check": "rates",
         "hardware": str(facts.hardware),
         "data": run.info.data.manifest_hash,
+        "packing": settings.packing,
+        "storage_format": settings.storage_format,
         "readers": settings.num_workers,
         "multiprocessing_context": settings.multiprocessing_context,
         "machine_id": here.machine_id,
@@ -73,7 +75,8 @@ def _prove_disk(
         "python": here.python,
         "sources": hash_sources(storage),
     }
-    if kept := find_kept(results, depends_on):
+    is_data_known = run.info.data.manifest_hash != UNKNOWN  # else a check may be of other files
+    if is_data_known and (kept := find_kept(results, depends_on)):
         return ProvedRates(rates=tuple(kept.result), rates_checked_utc=kept.checked_utc)
     proved = _prove_rates(run, "check_rates", name, labels)
     if proved.rates:

@@ -260,7 +260,8 @@ def ensure_pack(
     """Make the pack that settings read, unless it is there already; whole or not at all.
 
     Args:
-        settings: complete; data, packing, stored, input_px, decoder, preprocessor and seed count.
+        settings: complete; data, packing, storage_format, input_px, decoder, preprocessor and seed
+            count.
         to: the pack's folder; unset: beside the data, where runs look for it.
         engine: a key of `ENGINES`, with its master after a colon: who does the work.
         jobs: processes; unset: as many as there are cores.

@@ -121,6 +121,16 @@ def test_the_last_batches_must_hold_the_same_images_whatever_made_them():
         assert found == {"v": f"not the same work as base: {reason}"}
 
 
+def test_where_the_runs_baseline_has_no_trial_that_of_another_group_is_compared_with():
+    names = ["x = 1: base", "x = 2: base", "x = 2: v"]
+    groups = {name: name.partition(":")[0] for name in names}
+    baselines = {"x = 1": names[0], "x = 2": names[1]}
+    info = fake_info(names, groups=groups, baselines=baselines)
+    found = unequal_work(info, [fake_work(names[1]), fake_work(names[2], ids_crc=8)])
+    assert list(found) == ["x = 2: v"]
+    assert found["x = 2: v"].startswith("not the same work as x = 2: base: the last batch")
+
+
 def test_the_same_pixels_have_the_same_means():
     means = {**MEANS, "image": [-0.5, 0.25, 0.001]}
     reason = (

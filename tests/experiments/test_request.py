@@ -71,6 +71,12 @@ def test_python_code_asks_for_the_same(request_, monkeypatch):
     assert Request.read(fake_info(["a"], request=stored)) == request_
 
 
+def test_a_number_may_be_given_as_text_as_a_form_does():
+    chosen = lab.experiment("preprocessing", cache="50", gpu_images_per_s="300")
+    assert {one.cache for one in chosen.settings.values()} == {50}
+    assert {one.gpu_images_per_s for one in chosen.settings.values()} == {300}
+
+
 @pytest.mark.parametrize("request_", REQUESTS, ids=str)
 def test_what_a_run_stores_asks_for_the_same(request_):
     assert Request.read(fake_info(["a"], request=request_.to_dict())) == request_

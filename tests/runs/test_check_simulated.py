@@ -11,6 +11,7 @@ from labkit.contracts import Skip
 from labkit.machine.clock import utc_now
 from labkit.parts.devices import FREE_LOADER_MIN_AU
 from labkit.parts.storage.disks import MAX_ERROR_SHARE
+from labkit.records import UNKNOWN
 from labkit.runs import check_simulated
 from labkit.runs import check_simulated as module
 from labkit.runs.active_run import ActiveRun
@@ -43,7 +44,7 @@ class Asked(ActiveRun):
     Its baseline reads real files, and `settings` of the variant hdd are given.
     """
 
-    def __init__(self, results, answers, *, provenance=(), **settings):
+    def __init__(self, results, answers, *, provenance=(), manifest_hash="h", **settings):
         self.answers, self.asked = list(answers), 0
         chosen = {"storage": "throttled", "num_workers": 2, "batch_size": 8, **settings}
         info = fake_info(
@@ -51,7 +52,7 @@ class Asked(ActiveRun):
             variants={"ssd": {"storage": "here", "num_workers": 2}, "hdd": chosen},
             provenance={"machine_id": "m", "kernel": "6.1", **dict(provenance)},
             storages={"throttled": {"hardware": asdict(THROTTLED_DISK)}},
-            data={"manifest_hash": "h"},
+            data={"manifest_hash": manifest_hash},
         )
         parts = {"hdd": SimpleNamespace(storage=SimpleNamespace(hardware=THROTTLED_DISK))}
         folder = create_run(results, info)
@@ -86,6 +87,8 @@ def test_a_disk_that_delivers_its_rates_is_not_asked_again(tmp_path):
         {"provenance": {"kernel": "6.2"}},
         {"provenance": {"machine_id": "another"}},
         {"provenance": {"python": "3.14"}},
+        {"packing": "raw"},
+        {"manifest_hash": "other"},
     ],
     ids=str,
 )
@@ -94,6 +97,13 @@ def test_a_disk_is_asked_again_where_its_rates_may_be_others(tmp_path, changes):
     other = Asked(tmp_path, [[RATE]], **changes)
     check_storages_and_links(other)
     assert other.asked == 1
+
+
+def test_rates_of_data_without_a_manifest_are_not_kept(tmp_path):
+    for _ in range(2):  # the second folder may hold other images
+        run = Asked(tmp_path, [[RATE]], manifest_hash=UNKNOWN)
+        check_storages_and_links(run)
+        assert run.asked == 1
 
 
 def test_a_disk_that_is_too_slow_drops_its_variants_and_is_not_kept(tmp_path):
