@@ -32,8 +32,10 @@ if TYPE_CHECKING:
 # Shares of the budget at whose end the first and the second step end.
 WORKERS_END_SHARE, OTHERS_END_SHARE = 0.35, 0.75
 # Numbers of workers that are tried, up to the cores: steps of a third, as more workers are rarely
-# faster by more than their share.
+# faster by more than their share.  Where the budget has no time for all, a number is so many times
+# the one before.
 WORKER_COUNTS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+THINNED_RATIOS = (2, 4, 8, 16, 32, 64, 128)
 DEEP_PREFETCH_FACTORS = (8, 4)  # the first one whose batches fit is tried
 FEWEST_PAIRS, MOST_PAIRS = 4, 40  # blocks that compare the best with the loader as it is
 MOST_LEFT_OUT = 3  # reasons on the screen
@@ -103,6 +105,29 @@ def worker_candidates(trials: Trials) -> list[Arguments]:
         if count in (2, most) and count > 1 and "in_order" in trials.changeable and now.in_order:
             candidates.append(plain._replace(in_order=False))
     return candidates
+
+
+def within_time(
+    candidates: Sequence[Arguments], now: Arguments, most_candidates: float
+) -> list[Arguments]:
+    """Leave out numbers of workers until the candidates of the first step are few enough.
+
+    No workers, as many as now and the most stay, in the end without other arguments.
+
+    Args:
+        candidates: as of `worker_candidates`.
+        now: the arguments as they are.
+        most_candidates: how many can be tried; the fewest that are returned may be more.
+    """
+    by_count = {each.num_workers: each for each in reversed(candidates)}  # the first one of each
+    most = max(by_count)
+    ends = {0, most, now.num_workers}
+    choices = [list(candidates)]
+    for ratio in THINNED_RATIOS:
+        counts = ends | {ratio**power for power in range(most.bit_length())}
+        choices.append([each for each in candidates if each.num_workers in counts])
+    choices.append([by_count[count] for count in sorted(ends & by_count.keys())])
+    return next((some for some in choices if len(some) <= most_candidates), choices[-1])
 
 
 def _with_workers(trials: Trials, count: int) -> Arguments:
@@ -215,8 +240,13 @@ def search(trials: Trials, *, budget_s: float, say: Callable[[str], None]) -> Tu
             raise Stopped([*left_out.values()][-1])
         return halved
 
-    candidates = fitting(worker_candidates(trials))
+    fit = fitting(worker_candidates(trials))
+    most_candidates = WORKERS_END_SHARE * budget_s / (trials.trial_s or 1e-9)
+    candidates = within_time(fit, now, most_candidates)
     _check_time(budget_s, trials.trial_s, len(candidates))
+    enough_s = _needed_s(trials.trial_s, len(fit))
+    no_time = f"no time for it in budget_s={budget_s:g}; {enough_s} is enough for all"
+    left_out.update({label_of(now, each): no_time for each in fit if each not in candidates})
     with trials.opened(candidates) as trial:
         workers = best_of("workers", trial, candidates, WORKERS_END_SHARE)
     candidates = fitting(other_candidates(trials, workers.best))
@@ -262,12 +292,17 @@ def _line(what: str, changes: Mapping[str, Any]) -> str:
 
 
 def _check_time(budget_s: float, trial_s: float, candidates: int) -> None:
-    needed_s = math.ceil(candidates * trial_s / WORKERS_END_SHARE)
+    needed_s = _needed_s(trial_s, candidates)
     if needed_s > budget_s:
         raise Stopped(
             f"budget_s must be at least {needed_s} to try {candidates} sets of arguments once, "
             f"as each takes {units.seconds(trial_s)}, got {budget_s:g}; give it more seconds"
         )
+
+
+def _needed_s(trial_s: float, candidates: int) -> int:
+    """Return the seconds of a budget in which the first step can try so many candidates once."""
+    return math.ceil(candidates * trial_s / WORKERS_END_SHARE)
 
 
 def _inverse(compared: Comparison) -> Comparison:

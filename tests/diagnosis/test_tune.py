@@ -42,6 +42,7 @@ class FakeTrials:
     what: str = "DataLoader"
     no_room: object = lambda arguments: ""
     tried: list = field(default_factory=list)
+    steps: list = field(default_factory=list)
 
     def why_not(self, arguments):
         return self.no_room(arguments)
@@ -49,6 +50,7 @@ class FakeTrials:
     @contextmanager
     def opened(self, candidates):
         draw = random.Random(1)
+        self.steps.append(list(candidates))
 
         def trial(arguments):
             assert arguments in candidates
@@ -186,9 +188,38 @@ def test_only_what_can_be_changed_is_tried():
 
 
 def test_a_budget_for_no_round_is_refused():
-    message = "budget_s must be at least 83 to try 10 sets of arguments once, as each takes 2.90 s"
+    message = "budget_s must be at least 69 to try 2 sets of arguments once, as each takes 12.0 s"
     with pytest.raises(Stopped, match=re.escape(message)):
-        tuned(by_workers, trial_s=2.9)
+        tuned(by_workers, trial_s=12.0)
+
+
+@pytest.mark.parametrize(
+    ("cores", "trial_s", "counts"),
+    [
+        (8, 0.5, [0, 1, 2, 3, 4, 6, 8]),
+        (8, 1.9, [0, 1, 2, 4, 8]),
+        (32, 0.5, [0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32]),
+        (32, 1.0, [0, 1, 2, 4, 8, 16, 32]),
+        (64, 2.9, [0, 1, 8, 64]),
+        (64, 9.0, [0, 64]),
+    ],
+)
+def test_fewer_numbers_of_workers_are_tried_where_a_trial_is_long(cores, trial_s, counts):
+    trials = FakeTrials(by_workers, most_workers=cores, trial_s=trial_s)
+    result = search(trials, budget_s=60.0, say=lambda what: None)
+    first_step = trials.steps[0]
+    assert [*dict.fromkeys(each.num_workers for each in first_step)] == counts
+    assert len(first_step) * trial_s <= loader_search.WORKERS_END_SHARE * 60
+    # The fewest workers of the fastest, of those that were tried.
+    assert result.changes["num_workers"] == min(n for n in counts if n >= 3)
+    is_thinned = not {3, cores} <= {*counts}
+    assert ("no time for it in budget_s=60; " in str(result)) == is_thinned
+
+
+def test_the_number_of_workers_now_is_tried_however_long_a_trial_is():
+    trials = FakeTrials(by_workers, now=Arguments(6), most_workers=64, trial_s=7.0)
+    search(trials, budget_s=60.0, say=lambda what: None)
+    assert [each.num_workers for each in trials.steps[0]] == [0, 6, 64]
 
 
 def test_a_gain_that_is_not_certain_says_so():
