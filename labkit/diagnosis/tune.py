@@ -30,7 +30,7 @@ from labkit.diagnosis.diagnose import check_budget, check_step
 from labkit.diagnosis.facts import DEFAULT_PREFETCH_FACTOR
 from labkit.diagnosis.gpu import Cuda
 from labkit.diagnosis.loader_search import Arguments, Tuned, search
-from labkit.diagnosis.measure import are_duplicated, cores_of_rank, look
+from labkit.diagnosis.measure import are_duplicated, cores_of_rank, local_ranks, look
 from labkit.files import bar
 from labkit.machine import hardware, shared_memory
 from labkit.parts.devices import SimulatedGpu
@@ -239,6 +239,7 @@ class LoaderTrials:
         least_s = max(self._stretch_s, min(FEWEST_STEPS * self._step_s, LONGEST_S))
         self.trial_s = (epoch_s if self.has_whole_epochs else least_s) + startup_s
         self._is_duplicated = are_duplicated(loop)
+        self._ranks = local_ranks()  # each of them gets as many workers
         self.most_workers = cores_of_rank()
         self.now = Arguments(0, pin_memory=loader.pin_memory)
         if loader.num_workers:
@@ -271,18 +272,22 @@ class LoaderTrials:
             return "each worker would yield all samples of this IterableDataset"
         try:
             shared_memory.check_room(
-                self._batch_bytes, workers=workers, prefetch_factor=arguments.prefetch_factor
+                self._batch_bytes,
+                workers=workers,
+                prefetch_factor=arguments.prefetch_factor,
+                ranks=self._ranks,
             )
         except Skip as full:
             return str(full)
-        needed_bytes = workers * (
+        needed_bytes = self._ranks * workers * (
             self._worker_bytes + arguments.prefetch_factor * self._batch_bytes
         )
         free_bytes = hardware.free_memory_bytes()
         if needed_bytes > free_bytes:
+            each = f" in each of {self._ranks} processes" if self._ranks > 1 else ""
             return (
-                f"{units.count(workers, 'worker')} would take {units.count_bytes(needed_bytes)} of "
-                f"memory, of which {units.count_bytes(free_bytes)} is free"
+                f"{units.count(workers, 'worker')}{each} would take "
+                f"{units.count_bytes(needed_bytes)} of memory, of which {units.count_bytes(free_bytes)} is free"
             )
         return ""
 

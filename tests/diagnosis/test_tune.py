@@ -16,8 +16,9 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 import labkit as lab
 from labkit.analysis.compare import Comparison
 from labkit.diagnosis import arms, loader_search
-from labkit.diagnosis.arms import Stopped
+from labkit.diagnosis.arms import Loop, Stopped
 from labkit.diagnosis.loader_search import Arguments, Tuned, search
+from labkit.diagnosis.tune import LoaderTrials
 from labkit.machine import hardware, shared_memory
 from tests import warm_python
 from tests.processes import PATIENCE_S
@@ -318,6 +319,37 @@ def test_workers_that_do_not_fit_into_memory_are_not_tried(short_trials, monkeyp
     result = lab.tune(DataLoader(Waiting(0.001), batch_size=2), step, budget_s=4, progress=False)
     reason = r"num_workers=1, .*: 1 worker would take .* MB of memory, of which 1.0 KB is free"
     assert re.search(reason, str(result))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "reason"),
+    [
+        ("1", ""),
+        ("4", "/dev/shm must have room for 12 batches of 4.0 MB, got 20 MB free of 20 MB; "),
+    ],
+)
+def test_the_ranks_of_a_machine_share_its_shared_memory(ranks, reason, monkeypatch):
+    usage = shutil._ntuple_diskusage(20_000_000, 0, 20_000_000)
+    monkeypatch.setattr(shared_memory, "usage", lambda: usage)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
+    loop = Loop(DataLoader(Waiting(0.001, shape=(500_000,)), batch_size=2), step)
+    trials = LoaderTrials(loop, device=None, budget_s=4)
+    why_not = trials.why_not(Arguments(1))
+    assert why_not.startswith(reason) and bool(why_not) == bool(reason)
+
+
+def test_the_ranks_of_a_machine_share_its_memory(monkeypatch):
+    monkeypatch.setattr(hardware, "free_memory_bytes", lambda: 1000)
+    reasons = []
+    for ranks in ("1", "4"):
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
+        loop = Loop(DataLoader(Waiting(0.001, shape=(5_000_000,)), batch_size=2), step)
+        reasons.append(LoaderTrials(loop, device=None, budget_s=4).why_not(Arguments(1)))
+    one, four = (re.search(r"would take ([\d.]+) ([MG])B of memory", text) for text in reasons)
+    one, four = (float(n) * {"M": 1e6, "G": 1e9}[unit] for n, unit in (one.groups(), four.groups()))
+    assert four / one == pytest.approx(4, rel=0.3)
+    assert reasons[0].startswith("1 worker would take ")
+    assert reasons[1].startswith("1 worker in each of 4 processes would take ")
 
 
 # --- what cannot be tuned ---------------------------------------------------------------------
