@@ -43,7 +43,8 @@ NOT_PRINTED = {
     "not measured",  # of a diagnosis whose screen has no verdict
     "bus error", "no space left on device", "DataLoader worker", "Original Traceback",  # of errors
     # Parts of errors of wrong use.
-    "the batch size", "the machine", "the samples of the data set", "the processes that train",
+    "the batch size", "the images of a step", "the machine", "the samples of the data set",
+    "the processes that train",
     "write it again with `labkit watch --json`",
     "f'{each.name} holds no training: {UNSEEN[each.unseen]}'",
     "True or False", "a whole number, 0 or more", "a whole number, 1 or more",

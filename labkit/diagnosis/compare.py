@@ -3,9 +3,9 @@
     JSON of `watch` ─▶ Watched ─┐
     of the other run ─▶ Watched ─┴─ why_not_comparable ─▶ `analysis.two_runs` ─▶ at most four lines
 
-Two runs are compared where they train on as many samples, in batches of the same size, with as many
-processes on the same machine; loader, data set class and script may differ, as they are what is
-changed.
+Two runs are compared where they train on as many samples, in batches of the same size (where a
+loader does not tell it, with as many images per step), with as many processes on the same machine;
+loader, data set class and script may differ, as they are what is changed.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from labkit.analysis.thresholds import (
     MAX_OTHER_SHARE,
     MIN_COMPARED_STEPS,
     MIN_OTHER_CORES,
+    NEGLIGIBLE_SHARE,
 )
 from labkit.analysis.two_runs import (
     RunComparison,
@@ -127,9 +128,14 @@ class Watched:
         return step_time(self.stretches)
 
     @property
+    def images_per_step(self) -> float | None:
+        """The mean; None where batches do not tell how many images they have."""
+        return self.images / self.steps if self.images and self.steps else None
+
+    @property
     def images_per_s(self) -> float | None:
         """Over the stretches; None where batches do not tell how many images they have."""
-        return self.images / self.steps / self.step.mean_s if self.images else None
+        return None if self.images_per_step is None else self.images_per_step / self.step.mean_s
 
 
 def read_watched(path: Path) -> Watched:
@@ -166,6 +172,8 @@ def why_not_comparable(before: Watched, after: Watched) -> str:
             ("the samples of the data set", counts(before.samples), counts(after.samples)),
             ("the batch size", counts(before.batch_sizes), counts(after.batch_sizes)),
         ]
+        if None in before.batch_sizes:  # a batch_sampler of the user's own, or batch_size=None
+            facts.append(("the images of a step", *_images_per_step(before, after)))
     return "; ".join(f"{name}: {one}, then {other}" for name, one, other in facts if one != other)
 
 
@@ -222,6 +230,15 @@ def compare_watched(before: Watched, after: Watched) -> list[str]:
         more = Text(" About {n:,} steps of each run would tell.")
         sentence += more.format(n=_round_up(steps))
     return [sentence, *rest]
+
+
+def _images_per_step(before: Watched, after: Watched) -> tuple[str, str]:
+    """Return the mean images of a step of both runs; the same where they differ by at most 1 %."""
+    one, other = before.images_per_step, after.images_per_step
+    if one is None or other is None or abs(other / one - 1) <= NEGLIGIBLE_SHARE:
+        return "", ""
+    first, second = (f"{mean:,.2f}".rstrip("0").rstrip(".") for mean in (one, other))
+    return first, second
 
 
 def _starts_of_one(before: Watched, after: Watched) -> Watched | None:

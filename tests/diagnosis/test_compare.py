@@ -199,6 +199,22 @@ def test_another_training_or_machine_is_not_compared(slow, tmp_path, capsys, cha
     assert re.fullmatch(f"labkit: {names} cannot be compared: {reason}\n", errors)
 
 
+def test_steps_of_other_batches_are_not_compared_where_no_loader_tells_their_size(slow):
+    """As of a batch_sampler of the user's own, and of batch_size=None."""
+    steps = known(slow)["training"]["steps"]
+    unknown = {"training__loaders__0__batch_size": None}
+    runs = {
+        each: Watched.of(known(slow, training__images=each * steps, **unknown), f"{each}.json")
+        for each in (64, 32)
+    }
+    with pytest.raises(ValueError, match=r"compared: the images of a step: 64, then 32$"):
+        compare_watched(runs[64], runs[32])
+    assert "1.00 times as fast" in compare_watched(runs[64], runs[64])[0]
+    # The last batch of an epoch may be small.
+    almost = Watched.of(known(slow, training__images=64 * steps - 30, **unknown), "almost.json")
+    assert "1.00 times as fast" in compare_watched(runs[64], almost)[0]
+
+
 def test_all_that_differs_is_named_in_one_line(slow):
     changes = {"ranks": 2, "training__loaders__0__samples": 7}
     before, after = Watched.of(known(slow), "a"), Watched.of(known(slow, **changes), "b")
