@@ -309,6 +309,15 @@ def _inverse(compared: Comparison) -> Comparison:
     return Comparison(log_ratios=tuple(-log for log in compared.log_ratios))
 
 
+def _is_no_gain(pairs: Comparison) -> bool:
+    """Return whether other arguments are shown to be at most 3 % faster than those now.
+
+    Args:
+        pairs: the time with the others, divided by the time as it is.
+    """
+    return pairs.low is not None and 1 / pairs.low <= 1 + DELTA
+
+
 def _unchanged(
     trials: Trials, best: Arguments, workers: Halved, others: Halved, pairs: Comparison
 ) -> Iterator[tuple[str, str]]:
@@ -327,7 +336,8 @@ def _unchanged(
             continue
         shown = THREADS if name == "one_thread" else name
         if name in tried:  # measured together with the other changes
-            yield shown, effect(tried[name], pairs)
+            if _is_no_gain(pairs):
+                yield shown, effect(tried[name], pairs)
             continue
         compared = [
             (getattr(one, name), compared)
@@ -369,7 +379,7 @@ class Tuned:
     """The loader arguments that `tune` found; prints as one screen."""
 
     changes: Mapping[str, Any] = field(default_factory=dict)
-    """Arguments of the DataLoader to change -> their values; empty: nothing is worth changing."""
+    """Arguments of the DataLoader to change -> their values; empty: none is shown to be faster."""
     line: str = ""
     """The line of code with these changes."""
     compared: Comparison = NOTHING
@@ -411,15 +421,19 @@ class Tuned:
         if self.broken:
             yield f"Tuning stopped: {self.broken}."
             return
+        longer_s = 10 * math.ceil(self.budget_s / 5)
+        more_time = f"more time may show it, budget_s={longer_s}"
         if self.changes:
-            unsure = ""
-            if self.interval[0] <= 1:
-                longer_s = 10 * math.ceil(self.budget_s / 5)
-                unsure = f"; the interval includes 1: more time may show it, budget_s={longer_s}"
-            yield f"{self._gain()}{unsure}:"
+            is_shown = self.interval[0] > 1
+            yield f"{self._gain()}{'' if is_shown else f'; the interval includes 1: {more_time}'}:"
             yield self.line
+        elif not self.compared.blocks:
+            yield "Nothing is worth changing: nothing that was tried is shown to be faster."
+        elif _is_no_gain(self.compared):
+            most = units.whole_percent(DELTA)
+            yield f"Nothing is worth changing: {self._tried()}, not more than {most} faster."
         else:
-            yield f"Nothing is worth changing{self._best_tried()}."
+            yield f"Inconclusive: {self._tried()}; {more_time}."
         if self.unchanged:
             words = (f"{name}: {why}" for name, why in self.unchanged.items())
             yield f"Not worth changing: {'; '.join(words)}."
@@ -436,12 +450,8 @@ class Tuned:
         low, high = self.interval
         return f"{self.times_as_fast:.2f} times as fast [{low:.2f}, {high:.2f}]"
 
-    def _best_tried(self) -> str:
-        if not self.compared.blocks:
-            return ": nothing that was tried is faster"
-        return (
-            f": {self.tried} is {self._gain()}, not more than {units.whole_percent(DELTA)} faster"
-        )
+    def _tried(self) -> str:
+        return f"{self.tried} is {self._gain()}"
 
     def with_note(self, note: str) -> Tuned:
         """Return this result with one more note at the end of its text."""

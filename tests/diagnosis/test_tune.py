@@ -224,11 +224,50 @@ def test_the_number_of_workers_now_is_tried_however_long_a_trial_is():
 
 
 def test_a_gain_that_is_not_certain_says_so():
-    draw = random.Random(3)
-    result = tuned(lambda arguments: by_workers(arguments) * draw.lognormvariate(0, 1.0))
-    shown = Tuned(**{**vars(result), "changes": {"num_workers": 3}, "line": "L", "budget_s": 60.0})
-    if result.interval and result.interval[0] < 1:
-        assert "the interval includes 1: more time may show it, budget_s=120:" in str(shown)
+    compared = Comparison(log_ratios=(-0.5, 0.1, -0.4, -0.1))
+    result = Tuned(changes={"num_workers": 3}, line="L", compared=compared, budget_s=60.0)
+    first, line, *_ = str(result).splitlines()
+    assert re.fullmatch(
+        r"1\.25 times as fast \[0\.\d\d, 1\.\d\d\]; the interval includes 1: more time may show "
+        r"it, budget_s=120:",
+        first,
+    )
+    assert line == "L"
+
+
+@pytest.mark.parametrize(
+    ("logs", "first"),
+    [
+        (
+            (0.01, 0.012, 0.011, 0.01),
+            "Nothing is worth changing: num_workers=2 is 0.99 times as fast [0.99, 0.99], "
+            "not more than 3 % faster.",
+        ),
+        (
+            (0.3, -0.3, 0.2, -0.24),
+            "Inconclusive: num_workers=2 is 1.01 times as fast [0.64, 1.60]; more time may show "
+            "it, budget_s=120.",
+        ),
+        ((), "Nothing is worth changing: nothing that was tried is shown to be faster."),
+    ],
+)
+def test_nothing_is_worth_changing_only_where_the_interval_shows_it(logs, first):
+    compared = Comparison(log_ratios=logs)
+    result = Tuned(tried="num_workers=2", compared=compared, budget_s=60.0)
+    assert str(result).splitlines()[0] == first
+
+
+def test_a_noisy_search_does_not_call_anything_equal():
+    inconclusive = 0
+    for seed in range(20):
+        draw = random.Random(seed)
+        result = tuned(lambda arguments: draw.lognormvariate(0, 0.5))  # noqa: B023
+        if result.compared.blocks and not result.changes:
+            is_shown = result.interval[1] <= 1.03
+            assert str(result).startswith("Nothing is" if is_shown else "Inconclusive: ")
+            inconclusive += not is_shown
+            assert is_shown or "num_workers" not in result.unchanged or "num_w" not in result.tried
+    assert inconclusive
 
 
 def test_it_is_written_as_json():
