@@ -397,7 +397,14 @@ CHINESE = {
     "save every 10th time, or in a thread from a copy": "每 10 次保存一次，或在线程里保存副本",
     "report less often": "少上报",
     "reporting": "上报",
-    "report every 10th time, or from a thread": "每 10 次上报一次，或在线程里上报",
+    "report every 10th time, or from a thread; in tqdm: set_postfix(…, refresh=False)": (
+        "每 10 次上报一次，或在线程里上报；tqdm 用 set_postfix(…, refresh=False)"
+    ),
+    "average all weights in one call, torch._foreach_lerp_(averages, weights, 1 - decay), or only "
+    "every 10 steps": (
+        "一次调用平均所有权重：torch._foreach_lerp_(averages, weights, 1 - decay)，"
+        "或每 10 个 step 做一次"
+    ),
     "vectorize host work": "主机上的工作向量化",
     "work on the host": "主机上的工作",
     "operations on whole tensors, in the loader's workers, or only every 50 steps": (
@@ -476,6 +483,8 @@ CHINESE = {
     "faster transform": "更快的变换",
     "; in the data set, where workers run it": "；放到数据集里，由 worker 完成",
     "faster collate": "更快的 collate",
+    "an array or a tensor for each sample: of a list, default_collate makes a tensor for each "
+    "number": "每个样本用一个数组或张量：对列表，default_collate 会为每个数建一个张量",
     "torch.stack of ready tensors, and nothing else in collate_fn": (
         "collate_fn 里只对现成的张量做 torch.stack"
     ),
@@ -549,8 +558,21 @@ CHINESE = {
     "crop first, on uint8 arrays; cv2.setNumThreads(0) in workers": (
         "先裁剪，用 uint8 数组；worker 里用 cv2.setNumThreads(0)"
     ),
-    "collate as it is stored, and permute the batch on the device": (
-        "按存储的样子 collate，到设备上对 batch 做 permute"
+    "collate as it is stored, and reshape or permute the batch on the device": (
+        "按存储的样子 collate，到设备上对 batch 做 reshape 或 permute"
+    ),
+    "make samples on the CPU, and copy whole batches to the device in the training loop": (
+        "在 CPU 上做样本，在训练循环里把整个 batch 拷到设备"
+    ),
+    "crop and resize first, so that it touches fewer pixels, or do it on the device": (
+        "先裁剪和缩放，要处理的像素就少，或到设备上做"
+    ),
+    "convert after resizing, or decode to RGB at once: simplejpeg.decode_jpeg, or "
+    "cv2.IMREAD_COLOR_RGB": (
+        "缩放之后再转换，或直接解码成 RGB：simplejpeg.decode_jpeg 或 cv2.IMREAD_COLOR_RGB"
+    ),
+    "make one array when the data set is made, and return views: torch.from_numpy(array[i])": (
+        "创建数据集时建一个数组，返回它的视图：torch.from_numpy(array[i])"
     ),
     "make it once and reuse it, or make it on the device": "只创建一次并重复使用，或在设备上创建",
     "return tensors of one shape from the data set, and nothing but torch.stack in collate_fn": (

@@ -287,7 +287,8 @@ class LoaderTrials:
             each = f" in each of {self._ranks} processes" if self._ranks > 1 else ""
             return (
                 f"{units.count(workers, 'worker')}{each} would take "
-                f"{units.count_bytes(needed_bytes)} of memory, of which {units.count_bytes(free_bytes)} is free"
+                f"{units.count_bytes(needed_bytes)} of memory, of which "
+                f"{units.count_bytes(free_bytes)} is free"
             )
         return ""
 
