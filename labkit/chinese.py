@@ -172,6 +172,11 @@ CHINESE = {
     " About {n:,} steps of each run would tell.": "每次运行约 {n:,} 个 step 才能判断。",
     "Changed in the DataLoader: {changes}.": "DataLoader 的改动：{changes}。",
     "an unknown number": "未知数目",
+    "Data set {before} before, {after} after: whether their samples are the same was not checked.": (
+        "数据集之前是 {before}，之后是 {after}：没有检查它们的样本是否相同。"
+    ),
+    "The length of the data set is unknown: whether both runs train on as many samples was "
+    "not checked.": "数据集的长度未知：没有检查两次运行的样本数是否相同。",
     "Other processes used {before} of {cores} cores before and {after} after, which changes "
     "the speed as well: repeat both runs without them.": (
         "共 {cores} 个核，其他程序之前用了 {before} 个，之后用了 {after} 个，这也会改变速度："

@@ -262,6 +262,7 @@ def watched(name, step_s, **changes):
         "loading_share": 0.5,
         "starts_share": 0.0,
         "unseen": "",
+        "datasets": ("Photos",),
         "samples": {100},
         "batch_sizes": {32},
         "arguments": {"num_workers": 0},
@@ -285,7 +286,8 @@ def test_the_comparison_of_two_runs_is_chinese(chinese):
     ]
     short = watched("b.json", 0.1, stretches=[(5, 0.5)])
     starts = watched("b.json", 0.1, starts_share=0.2)
-    for other in (short, starts):
+    cached = watched("b.json", 0.1, datasets=("Cached",))
+    for other in (short, starts, cached):
         assert leftover("\n".join(map(shown, compare_watched(before, other)))) == []
 
 

@@ -1,7 +1,7 @@
 """Compare two runs of a training that were watched: `labkit compare before.json after.json`.
 
     JSON of `watch` ─▶ Watched ─┐
-    of the other run ─▶ Watched ─┴─ why_not_comparable ─▶ `analysis.two_runs` ─▶ at most four lines
+    of the other run ─▶ Watched ─┴─ why_not_comparable ─▶ `analysis.two_runs` ─▶ at most five lines
 
 Two runs are compared where they train on as many samples, in batches of the same size (where a
 loader does not tell it, with as many images per step), with as many processes on the same machine;
@@ -36,7 +36,7 @@ from labkit.analysis.two_runs import (
     steps_needed,
 )
 from labkit.diagnosis.answer import UNSEEN, Device
-from labkit.language import Text, capitalized
+from labkit.language import Name, Text, capitalized
 from labkit.machine import hardware
 
 VERSION = 1  # of what `watch --json` writes; the files of earlier versions had none
@@ -71,6 +71,8 @@ class Watched:
     starts_share: float
     """Of the training's time, waiting for the first batches of epochs."""
     unseen: str
+    datasets: tuple[str, ...]
+    """Classes of the training's data sets, each once; empty where no loader tells it."""
     samples: set[int | None]
     """Lengths of the training's data sets."""
     batch_sizes: set[int | None]
@@ -107,6 +109,7 @@ class Watched:
                 loading_share=training["loading_share"],
                 starts_share=training["starts_s"] / (total_s or 1.0),
                 unseen=facts["unseen"],
+                datasets=tuple(sorted({each["dataset"] for each in loaders} - {""})),
                 samples={each["samples"] for each in loaders},
                 batch_sizes={each["batch_size"] for each in loaders},
                 arguments=loaders[0]["arguments"] if loaders else {},
@@ -178,7 +181,7 @@ def why_not_comparable(before: Watched, after: Watched) -> str:
 
 
 def compare_watched(before: Watched, after: Watched) -> list[str]:
-    """Return in at most four lines how many times as fast a run is as another one.
+    """Return in at most five lines how many times as fast a run is as another one.
 
     Raises:
         ValueError: the two cannot be compared.
@@ -212,6 +215,7 @@ def compare_watched(before: Watched, after: Watched) -> list[str]:
         before=units.percent(before.loading_share), after=units.percent(after.loading_share)
     )
     rest = [waits, *changed]
+    rest += _other_samples(before, after)
     rest += _disturbed(before, after)
     one_sided = _starts_of_one(before, after)
     if one_sided is not None:
@@ -254,6 +258,24 @@ def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     parts = [f"{name} {before[name]} → {after[name]}" for name in names]
     changed = Text("Changed in the DataLoader: {changes}.").format(changes=", ".join(parts))
     return [changed] if parts else []
+
+
+def _other_samples(before: Watched, after: Watched) -> list[str]:
+    """Return a note where both runs may train on other samples."""
+    if before.datasets != after.datasets:
+        classes = Text(
+            "Data set {before} before, {after} after: whether their samples are the same was not "
+            "checked."
+        )
+        one, other = (Name(", ".join(each.datasets)) for each in (before, after))
+        return [classes.format(before=one or "unknown", after=other or "unknown")]
+    if None in before.samples:
+        unknown = Text(
+            "The length of the data set is unknown: whether both runs train on as many samples was "
+            "not checked."
+        )
+        return [unknown]
+    return []
 
 
 def _other_cores(cpu: Mapping[str, Any] | None) -> float | None:

@@ -316,6 +316,31 @@ def test_other_processes_are_named_where_they_take_cores(slow, busy_shares, rank
     assert ("Other processes" in text, line in text) == (bool(line), True)
 
 
+@pytest.mark.parametrize(
+    ("changes", "note"),
+    [
+        (
+            {"training__loaders__0__dataset": "Cached"},
+            "Data set Photos before, Cached after: whether their samples are the same was not "
+            "checked.",
+        ),
+        ({}, ""),
+    ],
+)
+def test_data_sets_of_another_class_are_named(slow, changes, note):
+    before, after = Watched.of(known(slow), "before"), Watched.of(known(slow, **changes), "after")
+    text = "\n".join(compare_watched(before, after))
+    assert ("Data set" in text, note in text) == (bool(note), True)
+
+
+def test_a_data_set_of_unknown_length_is_named(slow):
+    unknown = Watched.of(known(slow, training__loaders__0__samples=None), "before")
+    assert (
+        "The length of the data set is unknown: whether both runs train on as many samples was "
+        "not checked."
+    ) in compare_watched(unknown, unknown)
+
+
 # --- arguments of loaders
 
 
