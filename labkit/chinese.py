@@ -172,7 +172,8 @@ CHINESE = {
     " About {n:,} steps of each run would tell.": "每次运行约 {n:,} 个 step 才能判断。",
     "Changed in the DataLoader: {changes}.": "DataLoader 的改动：{changes}。",
     "an unknown number": "未知数目",
-    "Data set {before} before, {after} after: whether their samples are the same was not checked.": (
+    "Data set {before} before, {after} after: whether their samples are the same was not "
+    "checked.": (
         "数据集之前是 {before}，之后是 {after}：没有检查它们的样本是否相同。"
     ),
     "The length of the data set is unknown: whether both runs train on as many samples was "
@@ -530,6 +531,60 @@ CHINESE = {
         "请减少 worker 或用更小的 batch，或{more}"
     ),
     "give a container more with: docker run --shm-size=2g": "给容器更多：docker run --shm-size=2g",
+    # --- tune
+    "set": "组合",
+    "sets": "组合",
+    "trial": "试验",
+    "trials": "试验",
+    "tuning": "调参",
+    "other arguments": "其他参数",
+    "the best and as it is": "最好的与现状",
+    "as it is": "现状",
+    "one thread in each worker": "每个 worker 一个线程",
+    "threads of a worker": "一个 worker 的线程",
+    "no difference": "没有差别",
+    "no gain shown": "没有显示出提升",
+    "{value} takes {times} times as long": "{value} 的时间是 {times} 倍",
+    "no time for it in budget_s={budget_s:g}; {enough_s} is enough for all": (
+        "budget_s={budget_s:g} 的时间不够；{enough_s} 够试全部"
+    ),
+    "budget_s must be at least {needed_s} to try {candidates} sets of arguments once, as each "
+    "takes {seconds}, got {budget_s:g}; give it more seconds": (
+        "budget_s 至少要 {needed_s} 才能把 {candidates} 组参数各试一次，因为每次要 {seconds}，"
+        "现在是 {budget_s:g}；请多给些时间"
+    ),
+    "Tuning stopped: {why}.": "调参提前结束：{why}。",
+    "{gain}; the interval includes 1: more time may show it, budget_s={longer_s}": (
+        "{gain}；区间包含 1：多给时间可能看得出来，budget_s={longer_s}"
+    ),
+    "Nothing is worth changing: nothing that was tried is shown to be faster.": (
+        "没有值得改的：试过的没有一个被证明更快。"
+    ),
+    "Nothing is worth changing: {arguments} is {gain}, not more than {most} faster.": (
+        "没有值得改的：{arguments} 的{gain}，快不了 {most} 以上。"
+    ),
+    "Inconclusive: {arguments} is {gain}; more time may show it, budget_s={longer_s}.": (
+        "不能确定：{arguments} 的{gain}；多给时间可能看得出来，budget_s={longer_s}。"
+    ),
+    "Not worth changing: {words}.": "不值得改：{words}。",
+    "Not tried, {arguments}: {reason}": "没有试 {arguments}：{reason}",
+    "{sets} of arguments in {trials}, {took}.": "参数试了 {sets}，共 {trials}，用时 {took}。",
+    "{arguments}: {times} of the time of the best of its step, {blocks}": (
+        "{arguments}：时间是这一步里最好的 {times} 倍，{blocks}"
+    ),
+    "step must work on the loader's batches, got {error}; try step(next(iter(loader)))": (
+        "step 必须能处理 loader 的 batch，现在是 {error}；请试 step(next(iter(loader)))"
+    ),
+    "loader must yield batches, got {error}": "loader 必须产出 batch，现在是 {error}",
+    "each worker would yield all samples of this IterableDataset": (
+        "每个 worker 都会产出这个 IterableDataset 的全部样本"
+    ),
+    "{workers} would take {needed} of memory, of which {free} is free": (
+        "{workers}要占 {needed} 内存，空闲的有 {free}"
+    ),
+    "{workers} in each of {ranks} processes would take {needed} of memory, of which {free} is "
+    "free": "{ranks} 个进程各用{workers}要占 {needed} 内存，空闲的有 {free}",
+    "a worker cannot load: {error}": "worker 不能加载：{error}",
     # --- diagnose: what to write instead of a function
     "keep pixels uint8, and convert the batch on the device: x.float().div_(255)": (
         "像素保持 uint8，到设备上对整个 batch 转换：x.float().div_(255)"

@@ -25,6 +25,7 @@ from labkit.analysis.thresholds import DELTA
 from labkit.diagnosis.arms import Stopped, in_one_line
 from labkit.diagnosis.facts import DEFAULT_PREFETCH_FACTOR
 from labkit.diagnosis.loaders import OneThread
+from labkit.language import Text, shown
 
 if TYPE_CHECKING:
     from labkit.settings import Settings
@@ -192,7 +193,7 @@ def label_of(now: Arguments, arguments: Arguments) -> str:
         "one thread in each worker" if name == "one_thread" else f"{name}={value}"
         for name, value in changes_of(now, arguments).items()
     )
-    return ", ".join(parts) or "as it is"
+    return Text(", ").join(parts) or Text("as it is")
 
 
 # --- the search -------------------------------------------------------------------------------
@@ -223,7 +224,7 @@ def search(trials: Trials, *, budget_s: float, say: Callable[[str], None]) -> Tu
 
     def measure(step: str, trial: Callable[[Arguments], float], each: Arguments) -> float | None:
         nonlocal spent_s
-        say(f"{step}: {label_of(now, each)}")
+        say(Text("{step}: {arguments}").format(step=step, arguments=label_of(now, each)))
         next(counted)
         trial_begun_s = time.monotonic()
         try:
@@ -244,8 +245,9 @@ def search(trials: Trials, *, budget_s: float, say: Callable[[str], None]) -> Tu
     most_candidates = WORKERS_END_SHARE * budget_s / (trials.trial_s or 1e-9)
     candidates = within_time(fit, now, most_candidates)
     _check_time(budget_s, trials.trial_s, len(candidates))
-    enough_s = _needed_s(trials.trial_s, len(fit))
-    no_time = f"no time for it in budget_s={budget_s:g}; {enough_s} is enough for all"
+    no_time = Text("no time for it in budget_s={budget_s:g}; {enough_s} is enough for all").format(
+        budget_s=budget_s, enough_s=_needed_s(trials.trial_s, len(fit))
+    )
     left_out.update({label_of(now, each): no_time for each in fit if each not in candidates})
     with trials.opened(candidates) as trial:
         workers = best_of("workers", trial, candidates, WORKERS_END_SHARE)
@@ -294,9 +296,17 @@ def _line(what: str, changes: Mapping[str, Any]) -> str:
 def _check_time(budget_s: float, trial_s: float, candidates: int) -> None:
     needed_s = _needed_s(trial_s, candidates)
     if needed_s > budget_s:
+        short = Text(
+            "budget_s must be at least {needed_s} to try {candidates} sets of arguments once, as "
+            "each takes {seconds}, got {budget_s:g}; give it more seconds"
+        )
         raise Stopped(
-            f"budget_s must be at least {needed_s} to try {candidates} sets of arguments once, "
-            f"as each takes {units.seconds(trial_s)}, got {budget_s:g}; give it more seconds"
+            short.format(
+                needed_s=needed_s,
+                candidates=candidates,
+                seconds=units.seconds(trial_s),
+                budget_s=budget_s,
+            )
         )
 
 
@@ -334,10 +344,10 @@ def _unchanged(
     for name in Arguments._fields:
         if name in changed:
             continue
-        shown = THREADS if name == "one_thread" else name
+        label = THREADS if name == "one_thread" else name
         if name in tried:  # measured together with the other changes
             if _is_no_gain(pairs):
-                yield shown, effect(tried[name], pairs)
+                yield label, effect(tried[name], pairs)
             continue
         compared = [
             (getattr(one, name), compared)
@@ -348,7 +358,7 @@ def _unchanged(
         ]
         if compared:
             value, fastest = min(compared, key=lambda pair: pair[1].ratio)
-            yield shown, effect(value, fastest)
+            yield label, effect(value, fastest)
 
 
 def _differing(one: Arguments, other: Arguments) -> list[str]:
@@ -368,7 +378,7 @@ def effect(value: object, compared: Comparison) -> str:
     if is_as_fast(compared):
         return "no gain shown"
     times = units.normalized(compared.ratio, *compared.interval)
-    return f"{value} takes {times} times as long"
+    return Text("{value} takes {times} times as long").format(value=str(value), times=times)
 
 
 # --- the result -------------------------------------------------------------------------------
@@ -415,43 +425,57 @@ class Tuned:
         return None if low is None else (1 / high, 1 / low)
 
     def __repr__(self) -> str:
-        return "\n".join(self._screen())
+        return "\n".join(map(shown, self._screen()))
 
     def _screen(self) -> Iterator[str]:
         if self.broken:
-            yield f"Tuning stopped: {self.broken}."
+            yield Text("Tuning stopped: {why}.").format(why=self.broken)
             return
         longer_s = 10 * math.ceil(self.budget_s / 5)
-        more_time = f"more time may show it, budget_s={longer_s}"
         if self.changes:
-            is_shown = self.interval[0] > 1
-            yield f"{self._gain()}{'' if is_shown else f'; the interval includes 1: {more_time}'}:"
+            gain = self._gain()
+            if self.interval[0] <= 1:
+                unsure = Text(
+                    "{gain}; the interval includes 1: more time may show it, budget_s={longer_s}"
+                )
+                gain = unsure.format(gain=gain, longer_s=longer_s)
+            yield gain + ":"
             yield self.line
         elif not self.compared.blocks:
-            yield "Nothing is worth changing: nothing that was tried is shown to be faster."
+            yield Text("Nothing is worth changing: nothing that was tried is shown to be faster.")
         elif _is_no_gain(self.compared):
+            small = Text(
+                "Nothing is worth changing: {arguments} is {gain}, not more than {most} faster."
+            )
             most = units.whole_percent(DELTA)
-            yield f"Nothing is worth changing: {self._tried()}, not more than {most} faster."
+            yield small.format(arguments=self.tried, gain=self._gain(), most=most)
         else:
-            yield f"Inconclusive: {self._tried()}; {more_time}."
+            unsure = Text(
+                "Inconclusive: {arguments} is {gain}; more time may show it, budget_s={longer_s}."
+            )
+            yield unsure.format(arguments=self.tried, gain=self._gain(), longer_s=longer_s)
         if self.unchanged:
-            words = (f"{name}: {why}" for name, why in self.unchanged.items())
-            yield f"Not worth changing: {'; '.join(words)}."
+            one = Text("{name}: {why}")
+            words = (one.format(name=name, why=why) for name, why in self.unchanged.items())
+            yield Text("Not worth changing: {words}.").format(words=Text("; ").join(words))
         reasons = dict.fromkeys(self.left_out.values())
         for reason in [*reasons][:MOST_LEFT_OUT]:
-            labels = [label for label, why in self.left_out.items() if why == reason]
-            yield f"Not tried, {labels[0]}{', …' if labels[1:] else ''}: {reason}"
-        yield from (f"Note: {message}." for message in self.failed)
-        tried = units.count(len(self.measured), "set") + " of arguments"
-        trials = units.count(self.trials, "trial")
-        yield f"{tried} in {trials}, {units.whole_seconds(self.took_s)}."
+            first, *others = (label for label, why in self.left_out.items() if why == reason)
+            arguments = Text(", ").join([first, "…"] if others else [first])
+            not_tried = Text("Not tried, {arguments}: {reason}")
+            yield not_tried.format(arguments=arguments, reason=reason)
+        yield from (Text("Note: {note}.").format(note=message) for message in self.failed)
+        yield Text("{sets} of arguments in {trials}, {took}.").format(
+            sets=units.count(len(self.measured), "set"),
+            trials=units.count(self.trials, "trial"),
+            took=units.whole_seconds(self.took_s),
+        )
 
-    def _gain(self) -> str:
+    def _gain(self) -> Text:
         low, high = self.interval
-        return f"{self.times_as_fast:.2f} times as fast [{low:.2f}, {high:.2f}]"
-
-    def _tried(self) -> str:
-        return f"{self.tried} is {self._gain()}"
+        gain = Text("{ratio} times as fast {interval}")
+        interval = f"[{low:.2f}, {high:.2f}]"
+        return gain.format(ratio=f"{self.times_as_fast:.2f}", interval=interval)
 
     def with_note(self, note: str) -> Tuned:
         """Return this result with one more note at the end of its text."""
@@ -459,9 +483,15 @@ class Tuned:
 
     def details(self) -> str:
         """Return what was measured of all arguments, as lines."""
+        line = Text("{arguments}: {times} of the time of the best of its step, {blocks}")
         return "\n".join(
-            f"{label}: {units.normalized(each.ratio, *each.interval)} of the time of the best of "
-            f"its step, {units.count(each.blocks, 'block')}"
+            shown(
+                line.format(
+                    arguments=label,
+                    times=units.normalized(each.ratio, *each.interval),
+                    blocks=units.count(each.blocks, "block"),
+                )
+            )
             for label, each in self.measured.items()
         )
 
