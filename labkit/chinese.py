@@ -173,9 +173,7 @@ CHINESE = {
     "Changed in the DataLoader: {changes}.": "DataLoader 的改动：{changes}。",
     "an unknown number": "未知数目",
     "Data set {before} before, {after} after: whether their samples are the same was not "
-    "checked.": (
-        "数据集之前是 {before}，之后是 {after}：没有检查它们的样本是否相同。"
-    ),
+    "checked.": ("数据集之前是 {before}，之后是 {after}：没有检查它们的样本是否相同。"),
     "The length of the data set is unknown: whether both runs train on as many samples was "
     "not checked.": "数据集的长度未知：没有检查两次运行的样本数是否相同。",
     "Other processes used {before} of {cores} cores before and {after} after, which changes "
@@ -585,6 +583,7 @@ CHINESE = {
     "{workers} in each of {ranks} processes would take {needed} of memory, of which {free} is "
     "free": "{ranks} 个进程各用{workers}要占 {needed} 内存，空闲的有 {free}",
     "a worker cannot load: {error}": "worker 不能加载：{error}",
+    "a worker to yield a batch": "worker 产出 batch",
     # --- diagnose: what to write instead of a function
     "keep pixels uint8, and convert the batch on the device: x.float().div_(255)": (
         "像素保持 uint8，到设备上对整个 batch 转换：x.float().div_(255)"

@@ -54,7 +54,7 @@ MOST_WAITING_WORKERS = 16  # that are tried where batches mostly wait, whatever 
 MOST_AHEAD_BYTES = 2 << 30
 MOST_REMEDIES = 5  # that a diagnosis returns, the best first
 # Names of functions that update averages of a model's weights.
-AVERAGES = re.compile(r"(^|_)(ema|swa|polyak|moving_average|averaged?|average_(weights|model))(_|$)")
+AVERAGES = re.compile(r"(^|_)(ema|swa|polyak|moving_average|averaged?)(_|$)")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -282,8 +282,10 @@ class LoaderTrials:
             )
         except Skip as full:
             return str(full)
-        needed_bytes = self._ranks * workers * (
-            self._worker_bytes + arguments.prefetch_factor * self._batch_bytes
+        needed_bytes = (
+            self._ranks
+            * workers
+            * (self._worker_bytes + arguments.prefetch_factor * self._batch_bytes)
         )
         free_bytes = hardware.free_memory_bytes()
         if needed_bytes > free_bytes:
