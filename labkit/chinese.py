@@ -172,6 +172,10 @@ CHINESE = {
     " About {n:,} steps of each run would tell.": "每次运行约 {n:,} 个 step 才能判断。",
     "Changed in the DataLoader: {changes}.": "DataLoader 的改动：{changes}。",
     "an unknown number": "未知数目",
+    "Data set {before} before, {after} after: whether their samples are the same was not "
+    "checked.": ("数据集之前是 {before}，之后是 {after}：没有检查它们的样本是否相同。"),
+    "The length of the data set is unknown: whether both runs train on as many samples was "
+    "not checked.": "数据集的长度未知：没有检查两次运行的样本数是否相同。",
     "Other processes used {before} of {cores} cores before and {after} after, which changes "
     "the speed as well: repeat both runs without them.": (
         "共 {cores} 个核，其他程序之前用了 {before} 个，之后用了 {after} 个，这也会改变速度："
@@ -397,7 +401,14 @@ CHINESE = {
     "save every 10th time, or in a thread from a copy": "每 10 次保存一次，或在线程里保存副本",
     "report less often": "少上报",
     "reporting": "上报",
-    "report every 10th time, or from a thread": "每 10 次上报一次，或在线程里上报",
+    "report every 10th time, or from a thread; in tqdm: set_postfix(…, refresh=False)": (
+        "每 10 次上报一次，或在线程里上报；tqdm 用 set_postfix(…, refresh=False)"
+    ),
+    "average all weights in one call, torch._foreach_lerp_(averages, weights, 1 - decay), or only "
+    "every 10 steps": (
+        "一次调用平均所有权重：torch._foreach_lerp_(averages, weights, 1 - decay)，"
+        "或每 10 个 step 做一次"
+    ),
     "vectorize host work": "主机上的工作向量化",
     "work on the host": "主机上的工作",
     "operations on whole tensors, in the loader's workers, or only every 50 steps": (
@@ -476,6 +487,8 @@ CHINESE = {
     "faster transform": "更快的变换",
     "; in the data set, where workers run it": "；放到数据集里，由 worker 完成",
     "faster collate": "更快的 collate",
+    "an array or a tensor for each sample: of a list, default_collate makes a tensor for each "
+    "number": "每个样本用一个数组或张量：对列表，default_collate 会为每个数建一个张量",
     "torch.stack of ready tensors, and nothing else in collate_fn": (
         "collate_fn 里只对现成的张量做 torch.stack"
     ),
@@ -516,6 +529,61 @@ CHINESE = {
         "请减少 worker 或用更小的 batch，或{more}"
     ),
     "give a container more with: docker run --shm-size=2g": "给容器更多：docker run --shm-size=2g",
+    # --- tune
+    "set": "组合",
+    "sets": "组合",
+    "trial": "试验",
+    "trials": "试验",
+    "tuning": "调参",
+    "other arguments": "其他参数",
+    "the best and as it is": "最好的与现状",
+    "as it is": "现状",
+    "one thread in each worker": "每个 worker 一个线程",
+    "threads of a worker": "一个 worker 的线程",
+    "no difference": "没有差别",
+    "no gain shown": "没有显示出提升",
+    "{value} takes {times} times as long": "{value} 的时间是 {times} 倍",
+    "no time for it in budget_s={budget_s:g}; {enough_s} is enough for all": (
+        "budget_s={budget_s:g} 的时间不够；{enough_s} 够试全部"
+    ),
+    "budget_s must be at least {needed_s} to try {candidates} sets of arguments once, as each "
+    "takes {seconds}, got {budget_s:g}; give it more seconds": (
+        "budget_s 至少要 {needed_s} 才能把 {candidates} 组参数各试一次，因为每次要 {seconds}，"
+        "现在是 {budget_s:g}；请多给些时间"
+    ),
+    "Tuning stopped: {why}.": "调参提前结束：{why}。",
+    "{gain}; the interval includes 1: more time may show it, budget_s={longer_s}": (
+        "{gain}；区间包含 1：多给时间可能看得出来，budget_s={longer_s}"
+    ),
+    "Nothing is worth changing: nothing that was tried is shown to be faster.": (
+        "没有值得改的：试过的没有一个被证明更快。"
+    ),
+    "Nothing is worth changing: {arguments} is {gain}, not more than {most} faster.": (
+        "没有值得改的：{arguments} 的{gain}，快不了 {most} 以上。"
+    ),
+    "Inconclusive: {arguments} is {gain}; more time may show it, budget_s={longer_s}.": (
+        "不能确定：{arguments} 的{gain}；多给时间可能看得出来，budget_s={longer_s}。"
+    ),
+    "Not worth changing: {words}.": "不值得改：{words}。",
+    "Not tried, {arguments}: {reason}": "没有试 {arguments}：{reason}",
+    "{sets} of arguments in {trials}, {took}.": "参数试了 {sets}，共 {trials}，用时 {took}。",
+    "{arguments}: {times} of the time of the best of its step, {blocks}": (
+        "{arguments}：时间是这一步里最好的 {times} 倍，{blocks}"
+    ),
+    "step must work on the loader's batches, got {error}; try step(next(iter(loader)))": (
+        "step 必须能处理 loader 的 batch，现在是 {error}；请试 step(next(iter(loader)))"
+    ),
+    "loader must yield batches, got {error}": "loader 必须产出 batch，现在是 {error}",
+    "each worker would yield all samples of this IterableDataset": (
+        "每个 worker 都会产出这个 IterableDataset 的全部样本"
+    ),
+    "{workers} would take {needed} of memory, of which {free} is free": (
+        "{workers}要占 {needed} 内存，空闲的有 {free}"
+    ),
+    "{workers} in each of {ranks} processes would take {needed} of memory, of which {free} is "
+    "free": "{ranks} 个进程各用{workers}要占 {needed} 内存，空闲的有 {free}",
+    "a worker cannot load: {error}": "worker 不能加载：{error}",
+    "a worker to yield a batch": "worker 产出 batch",
     # --- diagnose: what to write instead of a function
     "keep pixels uint8, and convert the batch on the device: x.float().div_(255)": (
         "像素保持 uint8，到设备上对整个 batch 转换：x.float().div_(255)"
@@ -549,8 +617,21 @@ CHINESE = {
     "crop first, on uint8 arrays; cv2.setNumThreads(0) in workers": (
         "先裁剪，用 uint8 数组；worker 里用 cv2.setNumThreads(0)"
     ),
-    "collate as it is stored, and permute the batch on the device": (
-        "按存储的样子 collate，到设备上对 batch 做 permute"
+    "collate as it is stored, and reshape or permute the batch on the device": (
+        "按存储的样子 collate，到设备上对 batch 做 reshape 或 permute"
+    ),
+    "make samples on the CPU, and copy whole batches to the device in the training loop": (
+        "在 CPU 上做样本，在训练循环里把整个 batch 拷到设备"
+    ),
+    "crop and resize first, so that it touches fewer pixels, or do it on the device": (
+        "先裁剪和缩放，要处理的像素就少，或到设备上做"
+    ),
+    "convert after resizing, or decode to RGB at once: simplejpeg.decode_jpeg, or "
+    "cv2.IMREAD_COLOR_RGB": (
+        "缩放之后再转换，或直接解码成 RGB：simplejpeg.decode_jpeg 或 cv2.IMREAD_COLOR_RGB"
+    ),
+    "make one array when the data set is made, and return views: torch.from_numpy(array[i])": (
+        "创建数据集时建一个数组，返回它的视图：torch.from_numpy(array[i])"
     ),
     "make it once and reuse it, or make it on the device": "只创建一次并重复使用，或在设备上创建",
     "return tensors of one shape from the data set, and nothing but torch.stack in collate_fn": (

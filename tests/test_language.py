@@ -13,6 +13,7 @@ import pytest
 
 import labkit
 from labkit import units
+from labkit.analysis.compare import NOTHING, Comparison
 from labkit.chinese import CHINESE
 from labkit.diagnosis import outside
 from labkit.diagnosis.advice import ADVICE
@@ -20,6 +21,7 @@ from labkit.diagnosis.answer import Facts, answer, lines, lines_of_ranks
 from labkit.diagnosis.bounds import bounds_of
 from labkit.diagnosis.compare import Watched, compare_watched
 from labkit.diagnosis.diagnose import Diagnosis
+from labkit.diagnosis.loader_search import THREADS, Tuned, effect
 from labkit.diagnosis.loaders import NO_DATALOADER
 from labkit.diagnosis.rules import REMEDIES, VERDICTS, conclude, propose
 from labkit.diagnosis.say import ARMS
@@ -34,7 +36,8 @@ LABKIT = Path(labkit.__file__).parent
 # What `watch` and `diagnose` print comes from these modules.
 DIAGNOSIS = (
     "advice", "answer", "arms", "bounds", "compare", "diagnose", "live", "live_script",
-    "loader_arguments", "measure", "outside", "probe", "rules", "say", "script", "verify", "watch",
+    "loader_arguments", "loader_search", "measure", "outside", "probe", "rules", "say", "script",
+    "tune", "verify", "watch",
 )  # fmt: skip
 PRINTING = [*(f"diagnosis/{name}.py" for name in DIAGNOSIS), "units.py"]
 NOT_PRINTED = {
@@ -43,7 +46,8 @@ NOT_PRINTED = {
     "not measured",  # of a diagnosis whose screen has no verdict
     "bus error", "no space left on device", "DataLoader worker", "Original Traceback",  # of errors
     # Parts of errors of wrong use.
-    "the batch size", "the machine", "the samples of the data set", "the processes that train",
+    "the batch size", "the images of a step", "the machine", "the samples of the data set",
+    "the processes that train",
     "write it again with `labkit watch --json`",
     "f'{each.name} holds no training: {UNSEEN[each.unseen]}'",
     "True or False", "a whole number, 0 or more", "a whole number, 1 or more",
@@ -252,6 +256,30 @@ def test_the_screen_of_diagnose_is_chinese_and_its_json_english(chinese):
     assert "highly input-bound" in stored and not re.search("[\u4e00-\u9fff]", stored)
 
 
+def test_the_screen_of_tune_is_chinese_and_its_json_english(chinese):
+    faster = Comparison(log_ratios=(-0.7, -0.69, -0.71))
+    how = {
+        "tried": "num_workers=2",
+        "unchanged": {THREADS: effect(8, faster), "in_order": "no gain shown"},
+        "left_out": {"num_workers=8": Text("a worker cannot load: {error}").format(error="x")},
+        "budget_s": 60.0,
+    }
+    unsure = Comparison(log_ratios=(-0.5, 0.5, 0.1))
+    equal = Comparison(log_ratios=(0.0, 0.001, 0.0))
+    results = [
+        Tuned(changes={"num_workers": 2}, line="DataLoader(...)", compared=faster, **how),
+        Tuned(changes={"num_workers": 2}, line="DataLoader(...)", compared=unsure, **how),
+        *(Tuned(compared=compared, **how) for compared in (unsure, equal, NOTHING)),
+        Tuned(broken=Text("loader must yield batches, got {error}").format(error="x")),
+    ]
+    screens = [str(result) for result in results]
+    assert screens[0].splitlines()[0] == "速度是原来的 2.01 倍 [1.96, 2.06]:"
+    assert screens[2].startswith("不能确定：num_workers=2 的速度是原来的 ")
+    assert "没有试 num_workers=8：worker 不能加载：x" in screens[0]
+    assert leftover("\n".join(screens)) == []
+    assert not re.search("[\u4e00-\u9fff]", json.dumps(results[0].as_json(), ensure_ascii=False))
+
+
 def watched(name, step_s, **changes):
     how = {
         "name": name,
@@ -261,6 +289,7 @@ def watched(name, step_s, **changes):
         "loading_share": 0.5,
         "starts_share": 0.0,
         "unseen": "",
+        "datasets": ("Photos",),
         "samples": {100},
         "batch_sizes": {32},
         "arguments": {"num_workers": 0},
@@ -284,7 +313,8 @@ def test_the_comparison_of_two_runs_is_chinese(chinese):
     ]
     short = watched("b.json", 0.1, stretches=[(5, 0.5)])
     starts = watched("b.json", 0.1, starts_share=0.2)
-    for other in (short, starts):
+    cached = watched("b.json", 0.1, datasets=("Cached",))
+    for other in (short, starts, cached):
         assert leftover("\n".join(map(shown, compare_watched(before, other)))) == []
 
 

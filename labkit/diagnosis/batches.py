@@ -121,6 +121,7 @@ def batch_facts(batch: object, size: int | None) -> Batch:
         samples=count_samples(batch, size),
         unit="images" if any(map(_is_images, parts)) else "samples",
         objects=len(leaves(batch)) - len(parts),
+        tensors=len(parts),
     )
 
 

@@ -1,11 +1,11 @@
 """Compare two runs of a training that were watched: `labkit compare before.json after.json`.
 
     JSON of `watch` ─▶ Watched ─┐
-    of the other run ─▶ Watched ─┴─ why_not_comparable ─▶ `analysis.two_runs` ─▶ at most four lines
+    of the other run ─▶ Watched ─┴─ why_not_comparable ─▶ `analysis.two_runs` ─▶ at most five lines
 
-Two runs are compared where they train on as many samples, in batches of the same size, with as many
-processes on the same machine; loader, data set class and script may differ, as they are what is
-changed.
+Two runs are compared where they train on as many samples, in batches of the same size (where a
+loader does not tell it, with as many images per step), with as many processes on the same machine;
+loader, data set class and script may differ, as they are what is changed.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from labkit.analysis.thresholds import (
     MAX_OTHER_SHARE,
     MIN_COMPARED_STEPS,
     MIN_OTHER_CORES,
+    NEGLIGIBLE_SHARE,
 )
 from labkit.analysis.two_runs import (
     RunComparison,
@@ -35,7 +36,7 @@ from labkit.analysis.two_runs import (
     steps_needed,
 )
 from labkit.diagnosis.answer import UNSEEN, Device
-from labkit.language import Text, capitalized
+from labkit.language import Name, Text, capitalized
 from labkit.machine import hardware
 
 VERSION = 1  # of what `watch --json` writes; the files of earlier versions had none
@@ -70,6 +71,8 @@ class Watched:
     starts_share: float
     """Of the training's time, waiting for the first batches of epochs."""
     unseen: str
+    datasets: tuple[str, ...]
+    """Classes of the training's data sets, each once; empty where no loader tells it."""
     samples: set[int | None]
     """Lengths of the training's data sets."""
     batch_sizes: set[int | None]
@@ -106,6 +109,7 @@ class Watched:
                 loading_share=training["loading_share"],
                 starts_share=training["starts_s"] / (total_s or 1.0),
                 unseen=facts["unseen"],
+                datasets=tuple(sorted({each["dataset"] for each in loaders} - {""})),
                 samples={each["samples"] for each in loaders},
                 batch_sizes={each["batch_size"] for each in loaders},
                 arguments=loaders[0]["arguments"] if loaders else {},
@@ -127,9 +131,14 @@ class Watched:
         return step_time(self.stretches)
 
     @property
+    def images_per_step(self) -> float | None:
+        """The mean; None where batches do not tell how many images they have."""
+        return self.images / self.steps if self.images and self.steps else None
+
+    @property
     def images_per_s(self) -> float | None:
         """Over the stretches; None where batches do not tell how many images they have."""
-        return self.images / self.steps / self.step.mean_s if self.images else None
+        return None if self.images_per_step is None else self.images_per_step / self.step.mean_s
 
 
 def read_watched(path: Path) -> Watched:
@@ -166,11 +175,13 @@ def why_not_comparable(before: Watched, after: Watched) -> str:
             ("the samples of the data set", counts(before.samples), counts(after.samples)),
             ("the batch size", counts(before.batch_sizes), counts(after.batch_sizes)),
         ]
+        if None in before.batch_sizes:  # a batch_sampler of the user's own, or batch_size=None
+            facts.append(("the images of a step", *_images_per_step(before, after)))
     return "; ".join(f"{name}: {one}, then {other}" for name, one, other in facts if one != other)
 
 
 def compare_watched(before: Watched, after: Watched) -> list[str]:
-    """Return in at most four lines how many times as fast a run is as another one.
+    """Return in at most five lines how many times as fast a run is as another one.
 
     Raises:
         ValueError: the two cannot be compared.
@@ -204,6 +215,7 @@ def compare_watched(before: Watched, after: Watched) -> list[str]:
         before=units.percent(before.loading_share), after=units.percent(after.loading_share)
     )
     rest = [waits, *changed]
+    rest += _other_samples(before, after)
     rest += _disturbed(before, after)
     one_sided = _starts_of_one(before, after)
     if one_sided is not None:
@@ -224,6 +236,15 @@ def compare_watched(before: Watched, after: Watched) -> list[str]:
     return [sentence, *rest]
 
 
+def _images_per_step(before: Watched, after: Watched) -> tuple[str, str]:
+    """Return the mean images of a step of both runs; the same where they differ by at most 1 %."""
+    one, other = before.images_per_step, after.images_per_step
+    if one is None or other is None or abs(other / one - 1) <= NEGLIGIBLE_SHARE:
+        return "", ""
+    first, second = (f"{mean:,.2f}".rstrip("0").rstrip(".") for mean in (one, other))
+    return first, second
+
+
 def _starts_of_one(before: Watched, after: Watched) -> Watched | None:
     """Return the run that alone has starts of epochs, where they take a share that counts."""
     one, other = sorted((before, after), key=lambda each: each.starts_share)
@@ -237,6 +258,24 @@ def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     parts = [f"{name} {before[name]} → {after[name]}" for name in names]
     changed = Text("Changed in the DataLoader: {changes}.").format(changes=", ".join(parts))
     return [changed] if parts else []
+
+
+def _other_samples(before: Watched, after: Watched) -> list[str]:
+    """Return a note where both runs may train on other samples."""
+    if before.datasets != after.datasets:
+        classes = Text(
+            "Data set {before} before, {after} after: whether their samples are the same was not "
+            "checked."
+        )
+        one, other = (Name(", ".join(each.datasets)) for each in (before, after))
+        return [classes.format(before=one or "unknown", after=other or "unknown")]
+    if None in before.samples:
+        unknown = Text(
+            "The length of the data set is unknown: whether both runs train on as many samples was "
+            "not checked."
+        )
+        return [unknown]
+    return []
 
 
 def _other_cores(cpu: Mapping[str, Any] | None) -> float | None:

@@ -132,6 +132,8 @@ class Batch:
     """"images", or "samples" where the batch holds no pictures."""
     objects: int = 0
     """Objects in it, without tensors and arrays."""
+    tensors: int = 0
+    """Tensors and arrays in it."""
 
     @property
     def total_bytes(self) -> int:

@@ -358,6 +358,7 @@ def describe(loader: object, iterator: object, is_training: bool) -> Loader:
         ahead=workers * (getattr(made, "_prefetch_factor", None) or 0),
         epoch_batches=batches,
         is_training=is_training,
+        dataset=type(made._dataset).__name__,
         samples=samples,
         arguments=speed_arguments_of(loader),
     )

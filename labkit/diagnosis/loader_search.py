@@ -25,6 +25,7 @@ from labkit.analysis.thresholds import DELTA
 from labkit.diagnosis.arms import Stopped, in_one_line
 from labkit.diagnosis.facts import DEFAULT_PREFETCH_FACTOR
 from labkit.diagnosis.loaders import OneThread
+from labkit.language import Text, shown
 
 if TYPE_CHECKING:
     from labkit.settings import Settings
@@ -32,8 +33,10 @@ if TYPE_CHECKING:
 # Shares of the budget at whose end the first and the second step end.
 WORKERS_END_SHARE, OTHERS_END_SHARE = 0.35, 0.75
 # Numbers of workers that are tried, up to the cores: steps of a third, as more workers are rarely
-# faster by more than their share.
+# faster by more than their share.  Where the budget has no time for all, a number is so many times
+# the one before.
 WORKER_COUNTS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+THINNED_RATIOS = (2, 4, 8, 16, 32, 64, 128)
 DEEP_PREFETCH_FACTORS = (8, 4)  # the first one whose batches fit is tried
 FEWEST_PAIRS, MOST_PAIRS = 4, 40  # blocks that compare the best with the loader as it is
 MOST_LEFT_OUT = 3  # reasons on the screen
@@ -105,6 +108,29 @@ def worker_candidates(trials: Trials) -> list[Arguments]:
     return candidates
 
 
+def within_time(
+    candidates: Sequence[Arguments], now: Arguments, most_candidates: float
+) -> list[Arguments]:
+    """Leave out numbers of workers until the candidates of the first step are few enough.
+
+    No workers, as many as now and the most stay, in the end without other arguments.
+
+    Args:
+        candidates: as of `worker_candidates`.
+        now: the arguments as they are.
+        most_candidates: how many can be tried; the fewest that are returned may be more.
+    """
+    by_count = {each.num_workers: each for each in reversed(candidates)}  # the first one of each
+    most = max(by_count)
+    ends = {0, most, now.num_workers}
+    choices = [list(candidates)]
+    for ratio in THINNED_RATIOS:
+        counts = ends | {ratio**power for power in range(most.bit_length())}
+        choices.append([each for each in candidates if each.num_workers in counts])
+    choices.append([by_count[count] for count in sorted(ends & by_count.keys())])
+    return next((some for some in choices if len(some) <= most_candidates), choices[-1])
+
+
 def _with_workers(trials: Trials, count: int) -> Arguments:
     now = trials.now
     if not count:
@@ -167,7 +193,7 @@ def label_of(now: Arguments, arguments: Arguments) -> str:
         "one thread in each worker" if name == "one_thread" else f"{name}={value}"
         for name, value in changes_of(now, arguments).items()
     )
-    return ", ".join(parts) or "as it is"
+    return Text(", ").join(parts) or Text("as it is")
 
 
 # --- the search -------------------------------------------------------------------------------
@@ -198,7 +224,7 @@ def search(trials: Trials, *, budget_s: float, say: Callable[[str], None]) -> Tu
 
     def measure(step: str, trial: Callable[[Arguments], float], each: Arguments) -> float | None:
         nonlocal spent_s
-        say(f"{step}: {label_of(now, each)}")
+        say(Text("{step}: {arguments}").format(step=step, arguments=label_of(now, each)))
         next(counted)
         trial_begun_s = time.monotonic()
         try:
@@ -215,8 +241,14 @@ def search(trials: Trials, *, budget_s: float, say: Callable[[str], None]) -> Tu
             raise Stopped([*left_out.values()][-1])
         return halved
 
-    candidates = fitting(worker_candidates(trials))
+    fit = fitting(worker_candidates(trials))
+    most_candidates = WORKERS_END_SHARE * budget_s / (trials.trial_s or 1e-9)
+    candidates = within_time(fit, now, most_candidates)
     _check_time(budget_s, trials.trial_s, len(candidates))
+    no_time = Text("no time for it in budget_s={budget_s:g}; {enough_s} is enough for all").format(
+        budget_s=budget_s, enough_s=_needed_s(trials.trial_s, len(fit))
+    )
+    left_out.update({label_of(now, each): no_time for each in fit if each not in candidates})
     with trials.opened(candidates) as trial:
         workers = best_of("workers", trial, candidates, WORKERS_END_SHARE)
     candidates = fitting(other_candidates(trials, workers.best))
@@ -262,16 +294,38 @@ def _line(what: str, changes: Mapping[str, Any]) -> str:
 
 
 def _check_time(budget_s: float, trial_s: float, candidates: int) -> None:
-    needed_s = math.ceil(candidates * trial_s / WORKERS_END_SHARE)
+    needed_s = _needed_s(trial_s, candidates)
     if needed_s > budget_s:
-        raise Stopped(
-            f"budget_s must be at least {needed_s} to try {candidates} sets of arguments once, "
-            f"as each takes {units.seconds(trial_s)}, got {budget_s:g}; give it more seconds"
+        short = Text(
+            "budget_s must be at least {needed_s} to try {candidates} sets of arguments once, as "
+            "each takes {seconds}, got {budget_s:g}; give it more seconds"
         )
+        raise Stopped(
+            short.format(
+                needed_s=needed_s,
+                candidates=candidates,
+                seconds=units.seconds(trial_s),
+                budget_s=budget_s,
+            )
+        )
+
+
+def _needed_s(trial_s: float, candidates: int) -> int:
+    """Return the seconds of a budget in which the first step can try so many candidates once."""
+    return math.ceil(candidates * trial_s / WORKERS_END_SHARE)
 
 
 def _inverse(compared: Comparison) -> Comparison:
     return Comparison(log_ratios=tuple(-log for log in compared.log_ratios))
+
+
+def _is_no_gain(pairs: Comparison) -> bool:
+    """Return whether other arguments are shown to be at most 3 % faster than those now.
+
+    Args:
+        pairs: the time with the others, divided by the time as it is.
+    """
+    return pairs.low is not None and 1 / pairs.low <= 1 + DELTA
 
 
 def _unchanged(
@@ -290,9 +344,10 @@ def _unchanged(
     for name in Arguments._fields:
         if name in changed:
             continue
-        shown = THREADS if name == "one_thread" else name
+        label = THREADS if name == "one_thread" else name
         if name in tried:  # measured together with the other changes
-            yield shown, effect(tried[name], pairs)
+            if _is_no_gain(pairs):
+                yield label, effect(tried[name], pairs)
             continue
         compared = [
             (getattr(one, name), compared)
@@ -303,7 +358,7 @@ def _unchanged(
         ]
         if compared:
             value, fastest = min(compared, key=lambda pair: pair[1].ratio)
-            yield shown, effect(value, fastest)
+            yield label, effect(value, fastest)
 
 
 def _differing(one: Arguments, other: Arguments) -> list[str]:
@@ -323,7 +378,7 @@ def effect(value: object, compared: Comparison) -> str:
     if is_as_fast(compared):
         return "no gain shown"
     times = units.normalized(compared.ratio, *compared.interval)
-    return f"{value} takes {times} times as long"
+    return Text("{value} takes {times} times as long").format(value=str(value), times=times)
 
 
 # --- the result -------------------------------------------------------------------------------
@@ -334,7 +389,7 @@ class Tuned:
     """The loader arguments that `tune` found; prints as one screen."""
 
     changes: Mapping[str, Any] = field(default_factory=dict)
-    """Arguments of the DataLoader to change -> their values; empty: nothing is worth changing."""
+    """Arguments of the DataLoader to change -> their values; empty: none is shown to be faster."""
     line: str = ""
     """The line of code with these changes."""
     compared: Comparison = NOTHING
@@ -370,43 +425,57 @@ class Tuned:
         return None if low is None else (1 / high, 1 / low)
 
     def __repr__(self) -> str:
-        return "\n".join(self._screen())
+        return "\n".join(map(shown, self._screen()))
 
     def _screen(self) -> Iterator[str]:
         if self.broken:
-            yield f"Tuning stopped: {self.broken}."
+            yield Text("Tuning stopped: {why}.").format(why=self.broken)
             return
+        longer_s = 10 * math.ceil(self.budget_s / 5)
         if self.changes:
-            unsure = ""
+            gain = self._gain()
             if self.interval[0] <= 1:
-                longer_s = 10 * math.ceil(self.budget_s / 5)
-                unsure = f"; the interval includes 1: more time may show it, budget_s={longer_s}"
-            yield f"{self._gain()}{unsure}:"
+                unsure = Text(
+                    "{gain}; the interval includes 1: more time may show it, budget_s={longer_s}"
+                )
+                gain = unsure.format(gain=gain, longer_s=longer_s)
+            yield gain + ":"
             yield self.line
+        elif not self.compared.blocks:
+            yield Text("Nothing is worth changing: nothing that was tried is shown to be faster.")
+        elif _is_no_gain(self.compared):
+            small = Text(
+                "Nothing is worth changing: {arguments} is {gain}, not more than {most} faster."
+            )
+            most = units.whole_percent(DELTA)
+            yield small.format(arguments=self.tried, gain=self._gain(), most=most)
         else:
-            yield f"Nothing is worth changing{self._best_tried()}."
+            unsure = Text(
+                "Inconclusive: {arguments} is {gain}; more time may show it, budget_s={longer_s}."
+            )
+            yield unsure.format(arguments=self.tried, gain=self._gain(), longer_s=longer_s)
         if self.unchanged:
-            words = (f"{name}: {why}" for name, why in self.unchanged.items())
-            yield f"Not worth changing: {'; '.join(words)}."
+            one = Text("{name}: {why}")
+            words = (one.format(name=name, why=why) for name, why in self.unchanged.items())
+            yield Text("Not worth changing: {words}.").format(words=Text("; ").join(words))
         reasons = dict.fromkeys(self.left_out.values())
         for reason in [*reasons][:MOST_LEFT_OUT]:
-            labels = [label for label, why in self.left_out.items() if why == reason]
-            yield f"Not tried, {labels[0]}{', …' if labels[1:] else ''}: {reason}"
-        yield from (f"Note: {message}." for message in self.failed)
-        tried = units.count(len(self.measured), "set") + " of arguments"
-        trials = units.count(self.trials, "trial")
-        yield f"{tried} in {trials}, {units.whole_seconds(self.took_s)}."
-
-    def _gain(self) -> str:
-        low, high = self.interval
-        return f"{self.times_as_fast:.2f} times as fast [{low:.2f}, {high:.2f}]"
-
-    def _best_tried(self) -> str:
-        if not self.compared.blocks:
-            return ": nothing that was tried is faster"
-        return (
-            f": {self.tried} is {self._gain()}, not more than {units.whole_percent(DELTA)} faster"
+            first, *others = (label for label, why in self.left_out.items() if why == reason)
+            arguments = Text(", ").join([first, "…"] if others else [first])
+            not_tried = Text("Not tried, {arguments}: {reason}")
+            yield not_tried.format(arguments=arguments, reason=reason)
+        yield from (Text("Note: {note}.").format(note=message) for message in self.failed)
+        yield Text("{sets} of arguments in {trials}, {took}.").format(
+            sets=units.count(len(self.measured), "set"),
+            trials=units.count(self.trials, "trial"),
+            took=units.whole_seconds(self.took_s),
         )
+
+    def _gain(self) -> Text:
+        low, high = self.interval
+        gain = Text("{ratio} times as fast {interval}")
+        interval = f"[{low:.2f}, {high:.2f}]"
+        return gain.format(ratio=f"{self.times_as_fast:.2f}", interval=interval)
 
     def with_note(self, note: str) -> Tuned:
         """Return this result with one more note at the end of its text."""
@@ -414,9 +483,15 @@ class Tuned:
 
     def details(self) -> str:
         """Return what was measured of all arguments, as lines."""
+        line = Text("{arguments}: {times} of the time of the best of its step, {blocks}")
         return "\n".join(
-            f"{label}: {units.normalized(each.ratio, *each.interval)} of the time of the best of "
-            f"its step, {units.count(each.blocks, 'block')}"
+            shown(
+                line.format(
+                    arguments=label,
+                    times=units.normalized(each.ratio, *each.interval),
+                    blocks=units.count(each.blocks, "block"),
+                )
+            )
             for label, each in self.measured.items()
         )
 

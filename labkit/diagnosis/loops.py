@@ -66,6 +66,8 @@ class Loader:
     """None where its length is unknown."""
     is_training: bool = False
     """Whether the user marked the loop by `lab.watch`."""
+    dataset: str = ""
+    """Class of its data set; "" for a loader that is no DataLoader."""
     samples: int | None = None
     """Of its data set; None where its length is unknown."""
     arguments: dict[str, bool | float | str | None] = field(default_factory=dict)

@@ -162,9 +162,14 @@ def _measure(
     _look_into_step(record, loop, PROFILE_SHARE * budget_s)
 
 
+def local_ranks() -> int:
+    """Return how many processes train on this machine."""
+    return max(int(os.environ.get("LOCAL_WORLD_SIZE") or 1), 1)
+
+
 def cores_of_rank() -> int:
     """Return how many cores this process may use: ranks on this machine share them."""
-    return max(hardware.cores() // int(os.environ.get("LOCAL_WORLD_SIZE") or 1), 1)
+    return max(hardware.cores() // local_ranks(), 1)
 
 
 def look(loop: Loop, device: SimulatedGpu | None) -> float:

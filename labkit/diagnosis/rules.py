@@ -7,6 +7,7 @@ where the lab can apply it to a copy, the arguments with which it is tried.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -38,6 +39,7 @@ from labkit.diagnosis.thresholds import (
     LAUNCH_BOUND_DEVICE_SHARE,
     LOADER_BOUND_CEILING,
     MANY_OBJECTS_PER_BATCH,
+    MANY_TENSORS_PER_BATCH,
     MODERATELY_INPUT_BOUND_SHARE,
     NEGLIGIBLE_OVERHEAD_SHARE,
     PER_BATCH_OVERHEAD_SHARE,
@@ -51,6 +53,8 @@ VERDICTS = ("not input-bound", "moderately input-bound", "highly input-bound")
 MOST_WAITING_WORKERS = 16  # that are tried where batches mostly wait, whatever the cores
 MOST_AHEAD_BYTES = 2 << 30
 MOST_REMEDIES = 5  # that a diagnosis returns, the best first
+# Names of functions that update averages of a model's weights.
+AVERAGES = re.compile(r"(^|_)(ema|swa|polyak|moving_average|averaged?)(_|$)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -377,7 +381,38 @@ def _of_step(what: str, kind: str) -> Callable[[Bounds, object], str]:
 
 def _instead_of(stage: Stage) -> str:
     """Return a function's name, and what to write instead where that is known."""
-    return Text(": ").join(filter(None, (stage.name, advice_for(stage.name))))
+    advice = advice_for(stage.name) or advice_for(stage.reader)
+    return Text(": ").join(filter(None, (stage.name, advice)))
+
+
+def _faster_decoder(_: Bounds, stages: Sequence[Stage]) -> str:
+    slowest = max(stages, key=lambda stage: stage.wall_s)
+    if advice_for(slowest.name):
+        return _instead_of(slowest)
+    return "a faster decoder (lab.DECODERS), or images stored at the size that is trained on"
+
+
+def _faster_collate(m: Bounds, _: object) -> str:
+    if m.facts.batch.tensors > MANY_TENSORS_PER_BATCH:
+        return (
+            "an array or a tensor for each sample: of a list, default_collate makes a tensor for "
+            "each number"
+        )
+    return "torch.stack of ready tensors, and nothing else in collate_fn"
+
+
+def _less_host_work(kind: str, change: str) -> Callable[[Bounds, object], str]:
+    """Return a line's change: that of averaging weights where such a function takes most of it."""
+
+    def instead(m: Bounds, _: object) -> str:
+        if AVERAGES.search(m.facts.host_kinds[kind].function):
+            return (
+                "average all weights in one call, torch._foreach_lerp_(averages, weights, "
+                "1 - decay), or only every 10 steps"
+            )
+        return change
+
+    return instead
 
 
 def only_tried(m: Bounds, subject: object) -> None:
@@ -468,7 +503,7 @@ REMEDIES = (
             ("save less often", "saving", "checkpoint",
              "save every 10th time, or in a thread from a copy"),
             ("report less often", "reporting", "reports",
-             "report every 10th time, or from a thread"),
+             "report every 10th time, or from a thread; in tqdm: set_postfix(…, refresh=False)"),
         )
     ),
     # What is called in a loop counts as the library's, so both go with either.
@@ -476,13 +511,19 @@ REMEDIES = (
          lambda m: _given(m.kind_s("host work") > m.kind_s("compute")),
          lambda m, _: _shorter_step(m, _on_host_s(m)),
          reason=_of_step("work on the host", "host work"),
-         change="operations on whole tensors, in the loader's workers, or only every 50 steps"),
+         change=_less_host_work(
+             "host work",
+             "operations on whole tensors, in the loader's workers, or only every 50 steps",
+         )),
     Line("transform in workers", "main thread",
          lambda m: _given(m.kind_s("compute") > m.kind_s("host work")),
          lambda m, _: _shorter_step(m, _on_host_s(m))
          | {"cpu_s": m.now.cpu_s + m.kind_s("compute")},
          reason=_of_step("computing on the host", "compute"),
-         change="do it in the data set, where workers run it beside the step, or on the device"),
+         change=_less_host_work(
+             "compute",
+             "do it in the data set, where workers run it beside the step, or on the device",
+         )),
     *(
         Line(name, COMPUTE,
              lambda m: _given(
@@ -509,7 +550,11 @@ REMEDIES = (
              launch=units.seconds(m.kind_s("launch")), step=units.seconds(m.now.step_s),
              device=units.seconds(m.now.device_s),
          ),
-         "model.compile(mode='reduce-overhead'), a fused optimizer (fused=True), or larger batches",
+         _less_host_work(
+             "launch",
+             "model.compile(mode='reduce-overhead'), a fused optimizer (fused=True), or larger "
+             "batches",
+         ),
          easy=False),
     Line("split between workers", DUPLICATED,
          lambda m: _given(m.facts.duplicated and m.now.workers > 1),
@@ -558,9 +603,7 @@ REMEDIES = (
          "return tensors (they go through shared memory), not lists, dicts or objects",
          easy=False),
     Line("faster decode", "decode", lambda m: [_of(m, "decode")], lambda m, some: m.without(some),
-         lambda m, some: _took(m, some) + _fastest_decoder(m, some),
-         "a faster decoder (lab.DECODERS), or images stored at the size that is trained on",
-         easy=False),
+         lambda m, some: _took(m, some) + _fastest_decoder(m, some), _faster_decoder, easy=False),
     Line("faster transform", "transform", lambda m: [_with_its_reads(m, s) for s in _computing(m)],
          lambda m, some: m.without(some), _took,
          lambda m, some: _instead_of(some[0])
@@ -569,7 +612,7 @@ REMEDIES = (
     Line("faster collate", "collate",
          lambda m: [[s for s in _of(m, COLLATE) if s.wall_s > 2 * m.facts.copy_bytes_s]],
          lambda m, some: m.without(some), _took,
-         "torch.stack of ready tensors, and nothing else in collate_fn", easy=False),
+         _faster_collate, easy=False),
     Line("faster sampler", SAMPLER, _always, _ordered,
          lambda m, _: Text("drawing a batch's samples takes the main process {seconds}").format(
              seconds=units.seconds(m.facts.probe.sampler_s)

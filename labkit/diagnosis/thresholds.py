@@ -40,6 +40,7 @@ ADDED_READS_SHARE = 0.5  # of what each further worker would read if it were alo
 BLOCKING_SYNCS_PER_STEP = 0.9  # above, the host waits for the device in every step
 LEAST_CPU_RATIO = 0.1  # CPU time / probed time; CPU time is counted in ticks and may read as 0
 MANY_OBJECTS_PER_BATCH = 64  # fewer objects cost little to pickle
+MANY_TENSORS_PER_BATCH = 64  # as default_collate makes of lists of numbers
 SMALL_BATCH_BYTES = 1 << 20  # fewer bytes take no time to copy
 
 # Which changes are proposed, and which one is the answer.

@@ -30,8 +30,9 @@ from labkit.diagnosis.diagnose import check_budget, check_step
 from labkit.diagnosis.facts import DEFAULT_PREFETCH_FACTOR
 from labkit.diagnosis.gpu import Cuda
 from labkit.diagnosis.loader_search import Arguments, Tuned, search
-from labkit.diagnosis.measure import are_duplicated, cores_of_rank, look
+from labkit.diagnosis.measure import are_duplicated, cores_of_rank, local_ranks, look
 from labkit.files import bar
+from labkit.language import Text, shown
 from labkit.machine import hardware, shared_memory
 from labkit.parts.devices import SimulatedGpu
 from labkit.settings import Settings
@@ -113,10 +114,10 @@ def _checked(step: Callable[[object], object]) -> Callable[[object], object]:
         try:
             return step(batch)
         except Exception as error:  # the user's own code may raise anything
-            raise Stopped(
-                f"step must work on the loader's batches, got {in_one_line(error)}; "
-                "try step(next(iter(loader)))"
-            ) from error
+            failed = Text(
+                "step must work on the loader's batches, got {error}; try step(next(iter(loader)))"
+            )
+            raise Stopped(failed.format(error=in_one_line(error))) from error
 
     return checked
 
@@ -191,24 +192,26 @@ def tune_loop(
         except Stopped:
             raise
         except Exception as error:  # the user's own code may raise anything
-            raise Stopped(f"loader must yield batches, got {in_one_line(error)}") from error
+            failed = Text("loader must yield batches, got {error}")
+            raise Stopped(failed.format(error=in_one_line(error))) from error
         return search(trials, budget_s=budget_s, say=say)
 
 
 @contextmanager
-def _bar(shown: bool, budget_s: float) -> Iterator[Callable[[str], None]]:
+def _bar(is_shown: bool, budget_s: float) -> Iterator[Callable[[str], None]]:
     """Show a bar over the budget; yield a function that sets its text."""
     begun_s = time.monotonic()
     form = "{desc} {percentage:3.0f}% |{bar:20}| {elapsed}{postfix}"
-    with bar(total=budget_s, desc="tuning", disable=not shown, bar_format=form) as drawn:
+    tuning = shown("tuning")
+    with bar(total=budget_s, desc=tuning, disable=not is_shown, bar_format=form) as drawn:
 
         def say(what: str) -> None:
             drawn.n = min(time.monotonic() - begun_s, budget_s)
-            drawn.set_postfix_str(what)  # draws it
+            drawn.set_postfix_str(shown(what))  # draws it
 
         yield say
         drawn.n = budget_s
-        drawn.set_postfix_str("done")
+        drawn.set_postfix_str(shown("done"))
 
 
 class LoaderTrials:
@@ -239,6 +242,7 @@ class LoaderTrials:
         least_s = max(self._stretch_s, min(FEWEST_STEPS * self._step_s, LONGEST_S))
         self.trial_s = (epoch_s if self.has_whole_epochs else least_s) + startup_s
         self._is_duplicated = are_duplicated(loop)
+        self._ranks = local_ranks()  # each of them gets as many workers
         self.most_workers = cores_of_rank()
         self.now = Arguments(0, pin_memory=loader.pin_memory)
         if loader.num_workers:
@@ -268,21 +272,34 @@ class LoaderTrials:
         if self._why_no_workers:
             return self._why_no_workers
         if self._is_duplicated and workers > 1:
-            return "each worker would yield all samples of this IterableDataset"
+            return Text("each worker would yield all samples of this IterableDataset")
         try:
             shared_memory.check_room(
-                self._batch_bytes, workers=workers, prefetch_factor=arguments.prefetch_factor
+                self._batch_bytes,
+                workers=workers,
+                prefetch_factor=arguments.prefetch_factor,
+                ranks=self._ranks,
             )
         except Skip as full:
             return str(full)
-        needed_bytes = workers * (
-            self._worker_bytes + arguments.prefetch_factor * self._batch_bytes
+        needed_bytes = (
+            self._ranks
+            * workers
+            * (self._worker_bytes + arguments.prefetch_factor * self._batch_bytes)
         )
         free_bytes = hardware.free_memory_bytes()
         if needed_bytes > free_bytes:
-            return (
-                f"{units.count(workers, 'worker')} would take {units.count_bytes(needed_bytes)} of "
-                f"memory, of which {units.count_bytes(free_bytes)} is free"
+            too_large = Text("{workers} would take {needed} of memory, of which {free} is free")
+            if self._ranks > 1:
+                too_large = Text(
+                    "{workers} in each of {ranks} processes would take {needed} of memory, of "
+                    "which {free} is free"
+                )
+            return too_large.format(
+                workers=units.count(workers, "worker"),
+                ranks=self._ranks,
+                needed=units.count_bytes(needed_bytes),
+                free=units.count_bytes(free_bytes),
             )
         return ""
 
@@ -359,5 +376,6 @@ def _try_worker(loop: Loop) -> tuple[int, float, str]:
                         own_bytes += psutil.Process(worker.pid).memory_full_info().uss
             del batches
     except Exception as error:  # what cannot be pickled, or does not work in another process
-        return 0, 0.0, f"a worker cannot load: {in_one_line(error)}"
+        failed = Text("a worker cannot load: {error}")
+        return 0, 0.0, failed.format(error=in_one_line(error))
     return own_bytes, startup_s, ""

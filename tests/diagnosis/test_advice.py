@@ -28,14 +28,59 @@ from labkit.diagnosis.advice import ADVICE, advice_for
         ("ndarray.astype", "keep pixels uint8"),
         ("requests.get", "in threads"),
         ("numpy.random.rand", "many samples at once"),
+        ("Generator.random", "many samples at once"),
+        ("scipy.gaussian_filter1d", "OpenCV has most"),
+        ("skimage.resize", "OpenCV has most"),
+        ("posix.listdir", "list the files once"),
+        ("os.walk", "list the files once"),
+        ("pathlib.Path.iterdir", "list the files once"),
+        ("tarfile.TarFile.gzopen", "open it once in each worker"),
+        ("NpzFile.__getitem__", ".npy instead of .npz"),
+        ("numpy.NpzFile.__getitem__", ".npy instead of .npz"),
+        ("h5py.File.__init__", "open it once in each worker"),
+        ("h5py.File.__getitem__", "chunks of one sample"),
+        ("zlib.decompress", "uncompressed"),
+        ("PIL.open", "simplejpeg or cv2.imdecode"),
+        ("PIL.Image.crop", "crop and resize first"),
+        ("PIL.Image.rotate", "crop and resize first"),
+        ("cv2.cvtColor", "convert after resizing"),
+        ("cv2.GaussianBlur", "crop and resize first"),
+        ("torch.tensor", "return views"),
+        ("numpy.array", "return views"),
+        ("numpy.stack", "return views"),
+        ("torch.default_collate", "tensors of one shape"),
+        ("Tensor.view", "reshape or permute the batch"),
+        ("Tensor.cpu", "make samples on the CPU"),
+        ("Tensor.item", "instead of Python numbers"),
+        ("Tensor.tolist", "instead of Python numbers"),
+        ("Tensor.mul_", "keep pixels uint8"),
     ],
 )
 def test_a_known_function_gets_advice(name, words):
     assert words in advice_for(name)
 
 
-@pytest.mark.parametrize("name", ["augment", "Photos.__getitem__", "mine.blur", "collate"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "augment", "Photos.__getitem__", "mine.blur", "collate", "mine.walk", "walk", "mycsv.read",
+        "Generator.forward", "mine.decompress", "mine.random.draw",
+    ],
+)  # fmt: skip
 def test_nothing_is_said_of_the_users_own_functions(name):
+    assert advice_for(name) == ""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Tensor.topk", "Tensor.multinomial", "Tensor.double_", "numpy.float_power",
+        "scipy.lfilter", "scipy.gaussian_kde.__init__", "scipy.convolve",
+        "zipfile.ZipFile.read", "zipfile.ZipFile.open", "tarfile.TarFile.extractfile",
+        "lz4.decompress",
+    ],
+)  # fmt: skip
+def test_nothing_is_said_of_what_an_advice_does_not_fit(name):
     assert advice_for(name) == ""
 
 

@@ -199,6 +199,22 @@ def test_another_training_or_machine_is_not_compared(slow, tmp_path, capsys, cha
     assert re.fullmatch(f"labkit: {names} cannot be compared: {reason}\n", errors)
 
 
+def test_steps_of_other_batches_are_not_compared_where_no_loader_tells_their_size(slow):
+    """As of a batch_sampler of the user's own, and of batch_size=None."""
+    steps = known(slow)["training"]["steps"]
+    unknown = {"training__loaders__0__batch_size": None}
+    runs = {
+        each: Watched.of(known(slow, training__images=each * steps, **unknown), f"{each}.json")
+        for each in (64, 32)
+    }
+    with pytest.raises(ValueError, match=r"compared: the images of a step: 64, then 32$"):
+        compare_watched(runs[64], runs[32])
+    assert "1.00 times as fast" in compare_watched(runs[64], runs[64])[0]
+    # The last batch of an epoch may be small.
+    almost = Watched.of(known(slow, training__images=64 * steps - 30, **unknown), "almost.json")
+    assert "1.00 times as fast" in compare_watched(runs[64], almost)[0]
+
+
 def test_all_that_differs_is_named_in_one_line(slow):
     changes = {"ranks": 2, "training__loaders__0__samples": 7}
     before, after = Watched.of(known(slow), "a"), Watched.of(known(slow, **changes), "b")
@@ -298,6 +314,31 @@ def test_other_processes_are_named_where_they_take_cores(slow, busy_shares, rank
     ]
     text = "\n".join(compare_watched(*runs))
     assert ("Other processes" in text, line in text) == (bool(line), True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "note"),
+    [
+        (
+            {"training__loaders__0__dataset": "Cached"},
+            "Data set Photos before, Cached after: whether their samples are the same was not "
+            "checked.",
+        ),
+        ({}, ""),
+    ],
+)
+def test_data_sets_of_another_class_are_named(slow, changes, note):
+    before, after = Watched.of(known(slow), "before"), Watched.of(known(slow, **changes), "after")
+    text = "\n".join(compare_watched(before, after))
+    assert ("Data set" in text, note in text) == (bool(note), True)
+
+
+def test_a_data_set_of_unknown_length_is_named(slow):
+    unknown = Watched.of(known(slow, training__loaders__0__samples=None), "before")
+    assert (
+        "The length of the data set is unknown: whether both runs train on as many samples was "
+        "not checked."
+    ) in compare_watched(unknown, unknown)
 
 
 # --- arguments of loaders

@@ -7,7 +7,7 @@ import pytest
 from labkit.diagnosis.bounds import UNEXPLAINED, Bounds, Copy, Demand, Row
 from labkit.diagnosis.diagnose import Diagnosis
 from labkit.diagnosis.facts import Batch, Copies, Facts, Kind, Stage, Stages
-from labkit.diagnosis.rules import in_order, propose, worth_it
+from labkit.diagnosis.rules import conclude, in_order, propose, worth_it
 
 
 def stage(kind, name, cpu_s, wait_s=0.0):
@@ -44,6 +44,14 @@ def measured(stages=STAGES, demand=None, sizes=None, facts=None, **changes):
 
 def bounds(m):
     return {(r.name, r.change.split(":")[0]): r.expected for r in propose(m)}
+
+
+def screen(m, name):
+    """What the screen prints of the remedies with a name."""
+    found = conclude(m.facts, m, tuple(one for one in propose(m) if one.name == name))
+    lines = str(Diagnosis(**vars(found))).splitlines()
+    begun = next(i for i, line in enumerate(lines) if line.startswith(f"1. {name}: "))
+    return "\n".join(lines[begun : begun + 2])
 
 
 def first(m):
@@ -164,6 +172,78 @@ def test_reading_that_computes_is_not_answered_with_a_faster_disk():
         "faster; it computes, so a faster disk does not help"
     )
     assert found["faster reads"].reason.startswith("open takes 75.0 ms")
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        (
+            "PIL.Image.convert",
+            "PIL.Image.convert: decode with simplejpeg or cv2.imdecode, or store images at the "
+            "size that is trained on",
+        ),
+        (
+            "cv2.imread",
+            "cv2.imread: decode with simplejpeg, or at half the size where that is enough "
+            "(IMREAD_REDUCED_COLOR_2)",
+        ),
+        (
+            "imageio.imread",
+            "imageio.imread: decode with simplejpeg or cv2.imdecode, or store images at the size "
+            "that is trained on",
+        ),
+        (
+            "zlib.decompress",
+            "zlib.decompress: store it uncompressed, or compressed with lz4 or zstd, which "
+            "decompress much faster",
+        ),
+        (
+            "decode_photo",
+            "a faster decoder (lab.DECODERS), or images stored at the size that is trained on",
+        ),
+    ],
+)
+def test_decoding_is_answered_with_what_to_write_instead(name, change):
+    stages = (stage("decode", "PIL.open", 0.010), stage("decode", name, 0.080))
+    assert change in screen(measured(stages), "faster decode")
+
+
+def test_lists_of_numbers_are_named_where_default_collate_makes_many_tensors():
+    stages = (stage("collate", "collate", 0.1),)
+    many = {"batch": Batch(bytes_by_dtype={"int64": 64_000}, samples=8, tensors=1000)}
+    listed = "an array or a tensor for each sample: of a list, default_collate makes a tensor for"
+    assert listed in screen(measured(stages, facts=many), "faster collate")
+    few = screen(measured(stages), "faster collate")
+    assert "torch.stack of ready tensors, and nothing else in collate_fn" in few
+
+
+@pytest.mark.parametrize(
+    ("kind", "line", "function", "words"),
+    [
+        ("host work", "vectorize host work", "update_ema", "average all weights in one call"),
+        ("compute", "transform in workers", "ema_step", "average all weights in one call"),
+        ("launch", "fewer launches", "moving_average", "average all weights in one call"),
+        ("host work", "vectorize host work", "schema_of", "operations on whole tensors"),
+        ("compute", "transform in workers", "blur", "do it in the data set"),
+        ("launch", "fewer launches", "forward", "model.compile(mode='reduce-overhead')"),
+        ("reports", "report less often", "log", "in tqdm: set_postfix(…, refresh=False)"),
+    ],
+)
+def test_what_a_step_does_on_the_host_is_answered_by_its_function(kind, line, function, words):
+    m = measured(
+        (stage("decode", "imdecode", 0.010),),
+        {"step_s": 0.1, "host_s": 0.1, "host_cpu_s": 0.1, "device_s": 0.01},
+        facts={"host_kinds": {kind: Kind(0.9, function)}},
+    )
+    assert words in screen(m, line)
+
+
+def test_what_a_transform_reads_is_answered_by_the_transform():
+    unzipped = replace(
+        stage("read", "zipfile.ZipFile.open", 0.080), reader="numpy.NpzFile.__getitem__"
+    )
+    shown = screen(measured((unzipped,)), "cheaper reads")
+    assert "np.load(path, mmap_mode='r') once, .npy instead of .npz; it computes" in shown
 
 
 def test_no_epoch_takes_less_than_the_floor():

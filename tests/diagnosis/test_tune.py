@@ -16,8 +16,9 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 import labkit as lab
 from labkit.analysis.compare import Comparison
 from labkit.diagnosis import arms, loader_search
-from labkit.diagnosis.arms import Stopped
+from labkit.diagnosis.arms import Loop, Stopped
 from labkit.diagnosis.loader_search import Arguments, Tuned, search
+from labkit.diagnosis.tune import LoaderTrials
 from labkit.machine import hardware, shared_memory
 from tests import warm_python
 from tests.processes import PATIENCE_S
@@ -42,6 +43,7 @@ class FakeTrials:
     what: str = "DataLoader"
     no_room: object = lambda arguments: ""
     tried: list = field(default_factory=list)
+    steps: list = field(default_factory=list)
 
     def why_not(self, arguments):
         return self.no_room(arguments)
@@ -49,6 +51,7 @@ class FakeTrials:
     @contextmanager
     def opened(self, candidates):
         draw = random.Random(1)
+        self.steps.append(list(candidates))
 
         def trial(arguments):
             assert arguments in candidates
@@ -186,17 +189,85 @@ def test_only_what_can_be_changed_is_tried():
 
 
 def test_a_budget_for_no_round_is_refused():
-    message = "budget_s must be at least 83 to try 10 sets of arguments once, as each takes 2.90 s"
+    message = "budget_s must be at least 69 to try 2 sets of arguments once, as each takes 12.0 s"
     with pytest.raises(Stopped, match=re.escape(message)):
-        tuned(by_workers, trial_s=2.9)
+        tuned(by_workers, trial_s=12.0)
+
+
+@pytest.mark.parametrize(
+    ("cores", "trial_s", "counts"),
+    [
+        (8, 0.5, [0, 1, 2, 3, 4, 6, 8]),
+        (8, 1.9, [0, 1, 2, 4, 8]),
+        (32, 0.5, [0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32]),
+        (32, 1.0, [0, 1, 2, 4, 8, 16, 32]),
+        (64, 2.9, [0, 1, 8, 64]),
+        (64, 9.0, [0, 64]),
+    ],
+)
+def test_fewer_numbers_of_workers_are_tried_where_a_trial_is_long(cores, trial_s, counts):
+    trials = FakeTrials(by_workers, most_workers=cores, trial_s=trial_s)
+    result = search(trials, budget_s=60.0, say=lambda what: None)
+    first_step = trials.steps[0]
+    assert [*dict.fromkeys(each.num_workers for each in first_step)] == counts
+    assert len(first_step) * trial_s <= loader_search.WORKERS_END_SHARE * 60
+    # The fewest workers of the fastest, of those that were tried.
+    assert result.changes["num_workers"] == min(n for n in counts if n >= 3)
+    is_thinned = not {3, cores} <= {*counts}
+    assert ("no time for it in budget_s=60; " in str(result)) == is_thinned
+
+
+def test_the_number_of_workers_now_is_tried_however_long_a_trial_is():
+    trials = FakeTrials(by_workers, now=Arguments(6), most_workers=64, trial_s=6.9)
+    search(trials, budget_s=60.0, say=lambda what: None)
+    assert [each.num_workers for each in trials.steps[0]] == [0, 6, 64]
 
 
 def test_a_gain_that_is_not_certain_says_so():
-    draw = random.Random(3)
-    result = tuned(lambda arguments: by_workers(arguments) * draw.lognormvariate(0, 1.0))
-    shown = Tuned(**{**vars(result), "changes": {"num_workers": 3}, "line": "L", "budget_s": 60.0})
-    if result.interval and result.interval[0] < 1:
-        assert "the interval includes 1: more time may show it, budget_s=120:" in str(shown)
+    compared = Comparison(log_ratios=(-0.5, 0.1, -0.4, -0.1))
+    result = Tuned(changes={"num_workers": 3}, line="L", compared=compared, budget_s=60.0)
+    first, line, *_ = str(result).splitlines()
+    assert re.fullmatch(
+        r"1\.25 times as fast \[0\.\d\d, 1\.\d\d\]; the interval includes 1: more time may show "
+        r"it, budget_s=120:",
+        first,
+    )
+    assert line == "L"
+
+
+@pytest.mark.parametrize(
+    ("logs", "first"),
+    [
+        (
+            (0.01, 0.012, 0.011, 0.01),
+            "Nothing is worth changing: num_workers=2 is 0.99 times as fast [0.99, 0.99], "
+            "not more than 3 % faster.",
+        ),
+        (
+            (0.3, -0.3, 0.2, -0.24),
+            "Inconclusive: num_workers=2 is 1.01 times as fast [0.62, 1.64]; more time may show "
+            "it, budget_s=120.",
+        ),
+        ((), "Nothing is worth changing: nothing that was tried is shown to be faster."),
+    ],
+)
+def test_nothing_is_worth_changing_only_where_the_interval_shows_it(logs, first):
+    compared = Comparison(log_ratios=logs)
+    result = Tuned(tried="num_workers=2", compared=compared, budget_s=60.0)
+    assert str(result).splitlines()[0] == first
+
+
+def test_a_noisy_search_does_not_call_anything_equal():
+    inconclusive = 0
+    for seed in range(20):
+        draw = random.Random(seed)
+        result = tuned(lambda arguments: draw.lognormvariate(0, 0.5))  # noqa: B023
+        if result.compared.blocks and not result.changes:
+            is_shown = result.interval[1] <= 1.03
+            assert str(result).startswith("Nothing is" if is_shown else "Inconclusive: ")
+            inconclusive += not is_shown
+            assert is_shown or "num_workers" not in result.unchanged or "num_w" not in result.tried
+    assert inconclusive
 
 
 def test_it_is_written_as_json():
@@ -287,6 +358,37 @@ def test_workers_that_do_not_fit_into_memory_are_not_tried(short_trials, monkeyp
     result = lab.tune(DataLoader(Waiting(0.001), batch_size=2), step, budget_s=4, progress=False)
     reason = r"num_workers=1, .*: 1 worker would take .* MB of memory, of which 1.0 KB is free"
     assert re.search(reason, str(result))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "reason"),
+    [
+        ("1", ""),
+        ("4", "/dev/shm must have room for 12 batches of 4.0 MB, got 20 MB free of 20 MB; "),
+    ],
+)
+def test_the_ranks_of_a_machine_share_its_shared_memory(ranks, reason, monkeypatch):
+    usage = shutil._ntuple_diskusage(20_000_000, 0, 20_000_000)
+    monkeypatch.setattr(shared_memory, "usage", lambda: usage)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
+    loop = Loop(DataLoader(Waiting(0.001, shape=(500_000,)), batch_size=2), step)
+    trials = LoaderTrials(loop, device=None, budget_s=4)
+    why_not = trials.why_not(Arguments(1))
+    assert why_not.startswith(reason) and bool(why_not) == bool(reason)
+
+
+def test_the_ranks_of_a_machine_share_its_memory(monkeypatch):
+    monkeypatch.setattr(hardware, "free_memory_bytes", lambda: 1000)
+    reasons = []
+    for ranks in ("1", "4"):
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
+        loop = Loop(DataLoader(Waiting(0.001, shape=(5_000_000,)), batch_size=2), step)
+        reasons.append(LoaderTrials(loop, device=None, budget_s=4).why_not(Arguments(1)))
+    one, four = (re.search(r"would take ([\d.]+) ([MG])B of memory", text) for text in reasons)
+    one, four = (float(n) * {"M": 1e6, "G": 1e9}[unit] for n, unit in (one.groups(), four.groups()))
+    assert four / one == pytest.approx(4, rel=0.3)
+    assert reasons[0].startswith("1 worker would take ")
+    assert reasons[1].startswith("1 worker in each of 4 processes would take ")
 
 
 # --- what cannot be tuned ---------------------------------------------------------------------
