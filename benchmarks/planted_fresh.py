@@ -55,6 +55,7 @@ from benchmarks.photo_training import (
 )
 from labkit.parts.devices import SimulatedGpu
 
+# Files are made once: workers of an earlier loader may still read them.
 SAMPLES = 320
 IMAGES = 160
 FEW = 16  # different arrays in memory, which are repeated as needed
@@ -157,8 +158,8 @@ class Recordings(Dataset):
 
 def resampled_in_python(site: Site, fixed: bool) -> dict[str, object]:
     """Sound is resampled value by value; better: as arrays."""
-    sounds = Recordings(22_050, resample if fixed else resample_by_value, SAMPLES)
-    return fit(sounds, 0.8, batch_size=16)
+    sounds = Recordings(22_050, resample if fixed else resample_by_value, SAMPLES // 2)
+    return fit(sounds, 1.6)
 
 
 FRAME, HOP = 512, 160
@@ -253,8 +254,9 @@ class Spelled(Dataset):
 
     def __init__(self, path: Path, count: int) -> None:
         self.path, self.count, self.numbers = path, count, None
-        lines = (f"word{number}\t{number * 7 % 1000}\n" for number in range(self.VOCABULARY))
-        path.write_text("".join(lines))
+        if not path.exists():
+            lines = (f"word{number}\t{number * 7 % 1000}\n" for number in range(self.VOCABULARY))
+            path.write_text("".join(lines))
 
     def load(self) -> None:
         self.numbers = {}
@@ -288,8 +290,9 @@ class TokenWindows(Dataset):
     LENGTH = 128
 
     def __init__(self, path: Path, count: int) -> None:
-        drawn = np.random.default_rng(0).integers(0, 50_000, count + self.LENGTH + 1)
-        drawn.astype(np.uint16).tofile(path)
+        if not path.exists():
+            drawn = np.random.default_rng(0).integers(0, 50_000, count + self.LENGTH + 1)
+            drawn.astype(np.uint16).tofile(path)
         self.tokens, self.count = np.memmap(path, np.uint16, "r"), count
 
     def __len__(self) -> int:
@@ -318,7 +321,8 @@ def frame(frames: np.ndarray, converts_all: bool, i: int) -> torch.Tensor:
 def mapped_array_converted(site: Site, fixed: bool) -> dict[str, object]:
     """A whole memory-mapped array becomes floats for one frame of it; better: that frame does."""
     path = site.scratch / "frames.npy"
-    np.save(path, np.random.default_rng(0).integers(0, 256, (1_500, 64, 64), np.uint8))
+    if not path.exists():
+        np.save(path, np.random.default_rng(0).integers(0, 256, (1_500, 64, 64), np.uint8))
     frames = np.load(path, mmap_mode="r")
     return fit(Made(partial(frame, frames, not fixed), SAMPLES), 0.8)
 
@@ -339,7 +343,7 @@ def depth_maps_compressed(site: Site, fixed: bool) -> dict[str, object]:
     folder = site.scratch / "depth"
     folder.mkdir(exist_ok=True)
     rng, rows = np.random.default_rng(0), np.arange(DEPTH[0])[:, None]
-    for number in range(FEW):
+    for number in range(0 if any(folder.iterdir()) else FEW):
         depth = (4 * rows + rng.integers(0, 300, DEPTH)).astype(np.uint16)
         cv2.imwrite(str(folder / f"{number}.png"), depth)
         depth.tofile(folder / f"{number}.bin")
@@ -375,7 +379,7 @@ def decoded_for_each_view(site: Site, fixed: bool) -> dict[str, object]:
     return training(Views(site.paths(IMAGES), decodes_each=not fixed), 3.5)
 
 
-LENGTH, STRIDE = 24, 6  # frames of a sequence, and of those that are used the distance
+LENGTH, STRIDE = 16, 4  # frames of a sequence, and of those that are used the distance
 
 
 def clip(paths: Sequence[Path], decodes_all: bool, i: int) -> torch.Tensor:
@@ -388,9 +392,9 @@ def clip(paths: Sequence[Path], decodes_all: bool, i: int) -> torch.Tensor:
 
 
 def frames_decoded_and_dropped(site: Site, fixed: bool) -> dict[str, object]:
-    """Of a sequence of JPEG frames every sixth is used, and all are decoded; better: the sixth."""
-    paths = site.paths(4 * SAMPLES)
-    return fit(Made(partial(clip, paths, not fixed), SAMPLES // 4), 8.0, batch_size=4)
+    """Of a sequence of JPEG frames every fourth is used, and all are decoded; better: it alone."""
+    paths = site.paths(SAMPLES)
+    return fit(Made(partial(clip, paths, not fixed), SAMPLES // 8), 8.0, batch_size=4)
 
 
 class Archived(Dataset):
@@ -403,16 +407,19 @@ class Archived(Dataset):
     """
 
     def __init__(self, path: Path, count: int, *, by_offset: bool) -> None:
-        self.path, self.count = path, count
-        with tarfile.open(path, "w") as tar:
-            for number in range(count):
-                file = path.with_suffix(".raw")
-                file.write_bytes(np.full((64, 64), number % 251, np.uint8).tobytes())
-                tar.add(file, f"{number:06d}.raw")
-        self.offsets = None
+        self.path, self.count, self.offsets = path, count, None
+        if not path.exists():
+            self.write()
         if by_offset:
             with tarfile.open(path) as tar:
                 self.offsets = [member.offset_data for member in tar]
+
+    def write(self) -> None:
+        file = self.path.with_suffix(".raw")
+        with tarfile.open(self.path, "w") as tar:
+            for number in range(self.count):
+                file.write_bytes(np.full((64, 64), number % 251, np.uint8).tobytes())
+                tar.add(file, f"{number:06d}.raw")
 
     def read(self, i: int) -> bytes:
         if self.offsets is None:
@@ -432,8 +439,7 @@ class Archived(Dataset):
 
 def archive_opened_per_sample(site: Site, fixed: bool) -> dict[str, object]:
     """A tar archive is opened and searched for each image; better: offsets are noted once."""
-    archived = Archived(site.scratch / f"by_offset_{fixed}.tar", SAMPLES, by_offset=fixed)
-    return fit(archived, 1.2)
+    return fit(Archived(site.scratch / "images.tar", SAMPLES, by_offset=fixed), 1.2)
 
 
 FILES = 1_200
@@ -452,7 +458,7 @@ def folder_listed_per_sample(site: Site, fixed: bool) -> dict[str, object]:
     """The folder is listed and sorted to find each file; better: once."""
     folder = site.scratch / "rows"
     folder.mkdir(exist_ok=True)
-    for number in range(FILES):
+    for number in range(0 if any(folder.iterdir()) else FILES):
         np.full(256, number, np.float32).tofile(folder / f"{number:06d}.bin")
     paths = listed(folder) if fixed else None
     return fit(Made(partial(row_of_file, folder, paths), SAMPLES), 1.2)
@@ -470,8 +476,11 @@ class Queried(Dataset):
 
     def __init__(self, path: Path, *, indexed: bool) -> None:
         self.path, self.opened = path, {}
-        path.unlink(missing_ok=True)
-        with contextlib.closing(sqlite3.connect(path)) as database, database:
+        if not path.exists():
+            self.write(indexed=indexed)
+
+    def write(self, *, indexed: bool) -> None:
+        with contextlib.closing(sqlite3.connect(self.path)) as database, database:
             database.execute("CREATE TABLE readings (series INTEGER, step INTEGER, value REAL)")
             rows = itertools.product(range(self.STEPS), range(self.SERIES))
             values = ((series, step, series / (step + 1)) for step, series in rows)
@@ -511,7 +520,7 @@ def image_of_shard(folder: Path, compressed: bool, i: int) -> torch.Tensor:
 def shard_unpacked_per_sample(site: Site, fixed: bool) -> dict[str, object]:
     """A compressed file of 64 images is unpacked for each of them; better: plain, and mapped."""
     rows = 3 * np.arange(64, dtype=np.uint8)[:, None, None]
-    for number in range(SHARDS):
+    for number in range(0 if any(site.scratch.glob("shard_*")) else SHARDS):
         noise = np.random.default_rng(number).integers(0, 8, (EACH, 64, 64, 3), np.uint8)
         np.savez_compressed(site.scratch / f"shard_{number}.npz", images=noise + rows)
         np.save(site.scratch / f"shard_{number}.npy", noise + rows)
@@ -586,6 +595,8 @@ class Logged(Photos):
         formats: the text is put together even if it is not logged.
     """
 
+    ROWS = 10
+
     def __init__(self, paths: Sequence[Path], *, formats: bool) -> None:
         super().__init__(paths, decode=decode_quarter)
         self.formats, self.log = formats, logging.getLogger(__name__)
@@ -593,14 +604,14 @@ class Logged(Photos):
     def __getitem__(self, i: int) -> dict[str, object]:
         sample = super().__getitem__(i)
         if self.formats:
-            self.log.debug(f"sample {i}: {sample['image'].tolist()}")
+            self.log.debug(f"sample {i}: {sample['image'][: self.ROWS].tolist()}")
         else:
-            self.log.debug("sample %d: %s", i, sample["image"])
+            self.log.debug("sample %d: %s", i, sample["image"][: self.ROWS])
         return sample
 
 
 def log_formatted_per_sample(site: Site, fixed: bool) -> dict[str, object]:
-    """All pixels of each sample are written into a text that is not logged; better: not."""
+    """Pixels of each sample are written into a text that is not logged; better: not."""
     return training(Logged(site.paths(IMAGES), formats=not fixed), 2.5)
 
 

@@ -1,7 +1,7 @@
 """Cases that are looked at once: all are listed, and both forms deliver the same batches."""
 
 import inspect
-from itertools import islice
+from itertools import chain, islice
 
 import numpy as np
 import pytest
@@ -108,8 +108,8 @@ def test_both_forms_deliver_the_same_batches(site, name):
 
 
 def test_windows_are_the_same_in_batches_of_any_size(site):
-    pairs, [large] = train(site, "windows_in_pairs", 1)[0], train(site, "windows_in_pairs", 1)[1]
-    for one, other in zip(pairs[0], large, strict=True):
+    [pair], [large] = train(site, "windows_in_pairs", count=1)
+    for one, other in zip(pair, large, strict=True):
         assert len(other) > len(one)
         np.testing.assert_array_equal(one, other[: len(one)])
 
@@ -120,7 +120,7 @@ def test_a_list_of_files_is_delivered_once_by_one_worker_or_by_two(site):
         for batches in train(site, "one_shard", count=None)
     ]
     for order in orders:
-        assert sorted(sum(order, [])) == list(range(COUNT))
+        assert sorted(chain.from_iterable(order)) == list(range(COUNT))
     assert orders[0][0] == list(range(len(orders[0][0])))
     assert orders[1][:2] == [list(range(start, 16, 2)) for start in (0, 1)]
 

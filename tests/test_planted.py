@@ -15,9 +15,7 @@ NEEDS = {"slow_disk", "shared_disk", "small_shared_memory", "deep_queue"}
 RESIDENT = {"slow_device", "small_steps", "training_here"}
 ELSEWHERE = {*NEEDS, *RESIDENT, "everything_twice"}
 ANYWHERE = [
-    name
-    for name, case in CASES.items()
-    if case.kind not in (FRESH, REAL) and name not in ELSEWHERE
+    name for name, case in CASES.items() if case.kind not in (FRESH, REAL) and name not in ELSEWHERE
 ]
 
 
