@@ -4,6 +4,7 @@
     python -m benchmarks.diagnosis --quick      8 cases, with shorter diagnoses
     python -m benchmarks.diagnosis --held-out   also those with which no rule was written
     python -m benchmarks.diagnosis --real       slow-downs that real projects reported and fixed
+    python -m benchmarks.diagnosis --fresh      cases of someone who had not seen the rules
 
 Each case runs in a process of its own: diagnose the training with the planted bottleneck, then time
 it beside the one with the remedy.  Where nothing helps, the other is the training with batches that
@@ -20,6 +21,9 @@ right in a case was written down before the rules; an answer in other words coun
 
 Of real slow-downs (`real_cases`) the same is counted, but no limit is set; their table has gains,
 with the published ones beside them.
+
+Of fresh cases (`planted_fresh`), whose author had not seen the rules, the same is counted, with
+Wilson's 95 % intervals and without limits.
 
 Magnitudes suit a machine of two to four cores; where many more are idle, a stage that is slow on
 one core may be hidden.
@@ -43,6 +47,7 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks import frame
+from benchmarks import planted_fresh as fresh
 from benchmarks import planted_held_out as held_out
 from benchmarks import planted_samples as samples
 from benchmarks import planted_steps as steps
@@ -62,9 +67,10 @@ LIMIT_S = 240.0  # of a case
 LEAST = {"bottleneck": 0.90, "first remedy": 0.85, "number": 0.90}
 MOST_ERROR = 0.15
 MOST_BEATEN_SHARE = 0.05
-NOTHING, HELD_OUT, REAL = "nothing", "held out", "real"
+NOTHING, HELD_OUT, REAL, FRESH = "nothing", "held out", "real", "fresh"
 FEWER_BYTES = "fewer bytes"
 ANSWER = "outcome.json"
+PLANTED = ("", "planted", "said", "remedy", "first said", "its number", "measured", "error")
 
 # A mount namespace of its own, where /dev/shm is small; all that runs in it goes with it.
 IN_SMALL_MEMORY = (
@@ -91,7 +97,7 @@ class Case:
     also: str = ""
     """Other first remedies that are right; the fixed form does not tell what they gain."""
     kind: str = "seen"
-    """Whether rules were written with it: seen, unseen, or held out (looked at last); or real."""
+    """Whether rules were written with it: seen, unseen, held out or fresh (looked at last), real."""
     inside: tuple[str, ...] = ()
     """A command that runs the case's process."""
     timed: bool = True
@@ -162,6 +168,77 @@ ALL = (
             "cheaper serialization or no workers",
         ),
         Case(held_out.deep_copies, "transform", "faster transform", "arrays, not objects"),
+    )),
+    *(replace(case, kind=FRESH) for case in (
+        Case(fresh.resampled_in_python, "transform", "faster transform"),
+        Case(
+            fresh.tokenized_per_sample, "transform or parsing", "faster transform or parse once",
+        ),
+        Case(fresh.fields_made_per_sample, "transform", "faster transform"),
+        Case(fresh.log_formatted_per_sample, "transform", "faster transform"),
+        Case(
+            fresh.mapped_array_converted, "transform or reading or read amplification",
+            "faster transform or cheaper reads",
+        ),
+        Case(fresh.depth_maps_compressed, "decode", "faster decode"),
+        Case(fresh.decoded_for_each_view, "decode", "faster decode"),
+        Case(fresh.frames_decoded_and_dropped, "decode", "faster decode"),
+        Case(fresh.archive_opened_per_sample, "reading or read amplification", "cheaper reads"),
+        Case(
+            fresh.folder_listed_per_sample, "reading or transform",
+            "cheaper reads or faster transform",
+        ),
+        Case(
+            fresh.query_without_index, "reading or read amplification or transform",
+            "cheaper reads or faster transform",
+        ),
+        Case(
+            fresh.shard_unpacked_per_sample, "reading or read amplification",
+            "cheaper reads or smaller chunks", "read in order",
+        ),
+        Case(fresh.lock_on_a_file, "workers wait for each other", "share no lock"),
+        Case(fresh.one_shard, "workers", "split between workers"),
+        Case(fresh.spectrograms_without_workers, "workers", "more workers"),
+        Case(
+            fresh.service_asked_per_batch, "workers or collate", "more workers", "faster collate",
+        ),
+        Case(fresh.cold_rows, "jitter", "more prefetching", "more workers"),
+        Case(fresh.vocabulary_read_every_epoch, "start-up", "persistent workers"),
+        Case(fresh.sorted_for_every_batch, "sampler or main thread", "faster sampler"),
+        Case(fresh.graphs_joined_in_python, "collate", "faster collate"),
+        Case(
+            fresh.padded_to_the_longest_of_all, "bytes or collate or transfer", FEWER_BYTES,
+            "faster collate",
+        ),
+        Case(fresh.dense_labels, "bytes or collate or transfer", FEWER_BYTES),
+        Case(
+            fresh.clips_as_float64, "bytes or transform or collate",
+            f"{FEWER_BYTES} or faster transform",
+        ),
+        Case(fresh.tensor_per_object, "serialization", "cheaper serialization"),
+        Case(
+            fresh.windows_in_pairs, "per-batch overhead", "larger batches",
+            "no workers or fewer workers",
+        ),
+        Case(
+            fresh.spectrograms_in_the_loop, "main thread or host work", "transform in workers",
+            "transform on the device",
+        ),
+        Case(fresh.norms_read_per_layer, "synchronization", "synchronize less often"),
+        Case(fresh.pixels_counted_in_python, "host work", "vectorize host work"),
+        Case(
+            fresh.pictures_every_step, "reports or host work", "report less often",
+            "vectorize host work",
+        ),
+        Case(fresh.compressed_checkpoints, "checkpoint", "save less often"),
+        Case(fresh.clouds_from_ordinary_memory, "transfer", "pin memory", FEWER_BYTES),
+        Case(fresh.recurrent_network_here, "compute"),
+        Case(fresh.rows_of_a_table_here, "compute"),
+        Case(fresh.gradients_accumulated, "compute"),
+        Case(fresh.slow_tokens_hidden, "compute"),
+        Case(fresh.tensors_in_memory, "compute"),
+        Case(fresh.as_fast_as_the_device, f"compute or {NOTHING}"),
+        Case(fresh.cold_rows_hidden, "compute"),
     )),
 )  # fmt: skip
 CASES = {case.make.__name__: case for case in ALL} | {
@@ -406,13 +483,37 @@ def judge_floors(outcomes: Sequence[Outcome]) -> tuple[bool, str]:
 
 
 def report_planted(report: frame.Report, outcomes: Sequence[Outcome]) -> None:
-    header = ("", "planted", "said", "remedy", "first said", "its number", "measured", "error")
-    report.table(header, list(map(row, outcomes)))
+    report.table(PLANTED, list(map(row, outcomes)))
     for text in errors(outcomes):
         report.line(text)
     report.limit(*judge_floors(outcomes))
     for met, text in judge(outcomes):
         report.limit(met, text)
+
+
+# --- cases that are looked at once ------------------------------------------------------------
+
+
+def share(right: Sequence[bool]) -> str:
+    """Write how many are right: "3 of 4 (75.0 %, 95 % interval 30.1 to 95.4 %)"."""
+    counted = f"{sum(right)} of {len(right)}"
+    if not right:
+        return counted
+    from scipy.stats import binomtest
+
+    ends = binomtest(sum(right), len(right)).proportion_ci(0.95, method="wilson")
+    interval = f"95 % interval {100 * ends.low:.1f} to {100 * ends.high:.1f} %"
+    return f"{counted} ({units.percent(sum(right) / len(right))}, {interval})"
+
+
+def report_fresh(report: frame.Report, outcomes: Sequence[Outcome]) -> None:
+    """Add a table, and how much of it is right; there are no limits."""
+    report.table(PLANTED, list(map(row, outcomes)))
+    for text in errors(outcomes):
+        report.line(text)
+    for what in LEAST:
+        right = [one.right[what] for one in outcomes if what in one.right]
+        report.line(f"right {what}: {share(right)}")
 
 
 # --- slow-downs of real projects --------------------------------------------------------------
@@ -468,7 +569,9 @@ def choose(options: argparse.Namespace) -> Sequence[str]:
         return QUICK
     if options.real:
         return list(REAL_CASES)
-    left_out = {REAL} if options.held_out else {REAL, HELD_OUT}
+    if options.fresh:
+        return [name for name, case in CASES.items() if case.kind == FRESH]
+    left_out = {REAL, FRESH} if options.held_out else {REAL, FRESH, HELD_OUT}
     return [name for name, case in CASES.items() if case.kind not in left_out]
 
 
@@ -478,6 +581,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="8 cases, shorter diagnoses")
     parser.add_argument("--held-out", action="store_true", help="also the cases looked at last")
     parser.add_argument("--real", action="store_true", help="slow-downs of real projects")
+    parser.add_argument("--fresh", action="store_true", help="cases that are looked at once")
     parser.add_argument("--budget-s", type=float, help=argparse.SUPPRESS)
     parser.add_argument("--alone", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -499,10 +603,13 @@ def main() -> int:
                 report.line(f"{outcome.name}: {text}")
     report.line(f"simulated GPU but where the CPU trains, {units.count(options.rounds, 'round')}")
     real = [one for one in outcomes if one.case.kind == REAL]
-    if planted := [one for one in outcomes if one not in real]:
+    looked_at_once = [one for one in outcomes if one.case.kind == FRESH]
+    if planted := [one for one in outcomes if one.case.kind not in (REAL, FRESH)]:
         report_planted(report, planted)
     if real:
         report_real(report, real)
+    if looked_at_once:
+        report_fresh(report, looked_at_once)
     return report.finish(list(map(asdict, outcomes)))
 
 

@@ -130,12 +130,25 @@ def test_a_real_slow_down_has_gains_beside_the_published_one(capsys):
     assert report.missed == 0
 
 
-def test_real_slow_downs_are_chosen_by_themselves():
-    options = Namespace(case=None, quick=False, real=False, held_out=True)
+def test_fresh_cases_have_shares_with_intervals_and_no_limits(capsys):
+    report = frame.Report("Speed", Namespace(save=None))
+    right = Outcome(name="tensors_in_memory", said="compute", first="nothing")
+    wrong = replace(right, said="workers", first="more workers")
+    skipped = replace(right, skipped="not here")
+    diagnosis.report_fresh(report, [right, right, right, wrong, skipped])
+    text = capsys.readouterr().out
+    assert "| WRONG workers | nothing | WRONG more workers | WRONG –" in text
+    assert "- right bottleneck: 3 of 4 (75.0 %, 95 % interval 30.1 to 95.4 %)\n" in text
+    assert report.missed == 0
+    assert diagnosis.share([]) == "0 of 0"
+
+
+def test_real_slow_downs_and_fresh_cases_are_chosen_by_themselves():
+    options = Namespace(case=None, quick=False, real=False, fresh=False, held_out=True)
     planted = diagnosis.choose(options)
     real = diagnosis.choose(Namespace(**{**vars(options), "real": True}))
-    assert set(planted) | set(real) == set(diagnosis.CASES)
-    assert not set(planted) & set(real)
+    fresh = diagnosis.choose(Namespace(**{**vars(options), "fresh": True}))
+    assert sorted([*planted, *real, *fresh]) == sorted(diagnosis.CASES)
 
 
 def fake_row(time):

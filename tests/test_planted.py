@@ -6,7 +6,7 @@ import torch
 from kernel import why_no_throttled_disk
 
 from benchmarks import planted_held_out, planted_steps, planted_unseen, planted_workers
-from benchmarks.diagnosis import CASES, REAL
+from benchmarks.diagnosis import CASES, FRESH, REAL
 from benchmarks.photo_training import Site
 
 pytestmark = pytest.mark.long
@@ -14,7 +14,9 @@ pytestmark = pytest.mark.long
 NEEDS = {"slow_disk", "shared_disk", "small_shared_memory", "deep_queue"}
 RESIDENT = {"slow_device", "small_steps", "training_here"}
 ELSEWHERE = {*NEEDS, *RESIDENT, "everything_twice"}
-ANYWHERE = [name for name, case in CASES.items() if case.kind != REAL and name not in ELSEWHERE]
+ANYWHERE = [
+    name for name, case in CASES.items() if case.kind not in (FRESH, REAL) and name not in ELSEWHERE
+]
 
 
 @pytest.fixture
