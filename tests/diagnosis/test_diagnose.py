@@ -16,7 +16,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 import labkit as lab
 from labkit.diagnosis import arms, bounds, loaders, measure, rules
@@ -263,6 +263,38 @@ def test_workers_that_wait_for_a_late_batch_need_more_ahead(monkeypatch):
     assert found.remedies[0].name == "more prefetching"
     assert found.remedies[0].ci_high < 1
     assert "waiting for a late batch" in str(found)
+
+
+class Deliberate(Sampler):
+    """An order of which each number takes a while."""
+
+    def __len__(self):
+        return 64
+
+    def __iter__(self):
+        for i in range(64):
+            Slow(cpu_s=0.01).grind()
+            yield i
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_slow_sampler_is_the_bottleneck(workers):
+    step = Simulated(ms=1)
+    loader = DataLoader(
+        Slow(cpu_s=0.002), batch_size=4, sampler=Deliberate(), num_workers=workers,
+        persistent_workers=workers > 0,
+    )  # fmt: skip
+    found = diagnose(loader, step, device=step.device)
+    assert (found.broken, found.bottleneck) == ("", "sampler")
+    assert found.facts.probe.sampler_s == pytest.approx(0.04, rel=0.5)
+    assert found.remedies[0].name == "faster sampler"
+
+
+def test_an_order_that_takes_long_to_draw_is_not_drawn_whole(monkeypatch):
+    monkeypatch.setattr(loaders, "DRAWING_S", 0.1)
+    loader = DataLoader(Slow(), batch_size=4, sampler=Deliberate())
+    assert loaders.spread_over_epoch(loader) == {}
 
 
 class Tiny(Slow):
