@@ -13,11 +13,12 @@ import psutil
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import BatchSampler, DataLoader, Dataset, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, Dataset, Sampler, SequentialSampler
 
 import labkit as lab
+from labkit.diagnosis import together
 from labkit.diagnosis.live_script import changed_files
-from labkit.diagnosis.loaders import copied, spread_over_epoch
+from labkit.diagnosis.loaders import OneThread, copied, spread_over_epoch
 from tests import warm_python
 from tests.diagnosis.test_trainings import SCRIPT, WAITS
 from tests.processes import PATIENCE_S
@@ -311,6 +312,41 @@ def test_ranks_take_the_same_steps_and_the_first_one_prints(script, tmp_path, ho
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.count("data loading costs") == 1
     assert "an epoch ended" not in done.stdout
+
+
+class Share(Sampler):
+    """The samples of one rank, in an order that cannot be pickled."""
+
+    def __init__(self, rank):
+        self.draw = lambda: range(1000 * rank, 1000 * rank + 100)
+
+    def __len__(self):
+        return 100
+
+    def __iter__(self):
+        return iter(self.draw())
+
+
+class Numbers(Dataset):
+    def __getitem__(self, i):
+        return i
+
+
+def test_each_rank_loads_samples_of_its_own_sampler(tmp_path):
+    group = together.Group(1, torch.distributed.FileStore(str(tmp_path / "store"), 1))
+    leader = together.Leader(group)
+    own = DataLoader(Numbers(), sampler=Share(0), worker_init_fn=lambda _: None)
+    with copied(own, **spread_over_epoch(own)) as twin:
+        for changes in ({}, {"worker_init_fn": OneThread(own.worker_init_fn, False)}):
+            with copied(twin, **changes) as tried:
+                leader.begin("warm", tried._changes)
+                for _ in range(100):
+                    leader.step()
+    leader.end()
+    trained, other = [], DataLoader(Numbers(), sampler=Share(1), worker_init_fn=lambda _: None)
+    together.follow(group, other, lambda batch: trained.append(batch.item()))
+    assert sorted(trained[:100]) == sorted(trained[100:]) == list(range(1000, 1100))
+    assert sum(trained[:10]) / 10 == pytest.approx(1049.5, abs=10)  # of its whole epoch
 
 
 # --- in a program -----------------------------------------------------------------------------
