@@ -32,7 +32,7 @@ from labkit.diagnosis.arms import (
 )
 from labkit.diagnosis.batches import arrays, batch_facts, copy_batch, move_batch, whole
 from labkit.diagnosis.facts import Copies, Facts
-from labkit.diagnosis.gpu import Cuda, Host, find_device, kinds_of
+from labkit.diagnosis.gpu import Cuda, Host, OtherGpu, find_device, kinds_of
 from labkit.diagnosis.probe import probe_stages
 from labkit.language import Text
 from labkit.machine import hardware
@@ -266,7 +266,8 @@ def _look_into_step(record: _Record, loop: Loop, seconds: float) -> None:
     """Profile the step on kept batches, and time copies by themselves."""
     device, batch = loop.device, loop.resident[0]
     try:
-        kinds = kinds_of(lambda: loop.compute(seconds), on_cuda=isinstance(device, Cuda))
+        on_gpu = isinstance(device, Cuda | OtherGpu)  # on a simulated one, torch's run on the host
+        kinds = kinds_of(lambda: loop.compute(seconds), on_gpu=on_gpu)
         if not device.has_queue:  # there libraries compute the step
             kinds.pop("compute", None)
         record.set(host_kinds=kinds)

@@ -174,7 +174,7 @@ def test_no_epoch_takes_less_than_the_floor():
         assert remedy.expected is None or remedy.floor <= remedy.expected + 1e-9
 
 
-@pytest.mark.parametrize(("device_s", "is_named"), [(0.010, True), (0.095, False)])
+@pytest.mark.parametrize(("device_s", "is_named"), [(0.010, True), (0.095, False), (0.0, False)])
 def test_a_step_that_mostly_launches_needs_fewer_launches(device_s, is_named):
     demand = {"step_s": 0.1, "host_s": 0.1, "host_cpu_s": 0.1, "device_s": device_s}
     few_ms = (stage("decode", "imdecode", 0.010),)
