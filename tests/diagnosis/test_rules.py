@@ -1,13 +1,14 @@
 """Remedies are bounded by what was measured; what is named follows from what they gain."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from labkit.diagnosis.bounds import UNEXPLAINED, Bounds, Copy, Demand, Row
 from labkit.diagnosis.diagnose import Diagnosis
 from labkit.diagnosis.facts import Batch, Copies, Facts, Kind, Stage, Stages
-from labkit.diagnosis.rules import in_order, propose, worth_it
+from labkit.diagnosis.rules import REMEDIES, in_order, propose, worth_it
 
 
 def stage(kind, name, cpu_s, wait_s=0.0):
@@ -63,6 +64,14 @@ def test_a_bound_is_as_uncertain_as_the_epoch_unless_it_counts_steps():
     # A bound whose interval reaches 1 may be right; a trial's gain may be none.
     assert worth_it([flip]) == [flip]
     assert worth_it([replace(flip, measured=flip.expected)]) == []
+
+
+def test_every_bottleneck_has_a_row_in_the_docs():
+    page = Path(__file__).parents[2] / "docs/diagnosis.md"
+    table = page.read_text("utf-8").partition("| bottleneck | what was measured |\n")[2]
+    rows = table.partition("\n\n")[0].splitlines()
+    listed = {name for row in rows for name in row.split("|")[1].strip().split(", ")}
+    assert {line.bottleneck for line in REMEDIES} - listed == set()
 
 
 def test_nothing_is_proposed_where_the_device_is_the_limit():
