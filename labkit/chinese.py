@@ -594,6 +594,9 @@ CHINESE = {
     "a thread of the training loads batches ahead; what is above was measured without it": (
         "训练的一个线程提前加载 batch；以上测量不含它"
     ),
+    "the first {n} batches stand for the whole epoch, as later ones cannot be read without them": (
+        "epoch 的前 {n} 个 batch 代表整个 epoch，因为不读它们就读不到后面的"
+    ),
     "looking into a worker ended early: {why}": "对 worker 的观察提前结束：{why}",
     "cold was not measured: {why}": "没有测冷缓存：{why}",
     "give files for that": "需要给出 files",

@@ -198,7 +198,8 @@ class Facts:
     """Whether several workers yield, or would yield, the same batches."""
     notes: tuple[str, ...] = ()
     failed: tuple[str, ...] = ()
-    """Errors of the user's code in parts that the other measurements did not need."""
+    """Notes for the screen: errors of the user's code in parts that the other measurements did not
+    need, and what limits them."""
     broken: str = ""
     """Reason why the measurement ended early."""
 

@@ -337,6 +337,24 @@ def test_workers_that_deliver_the_same_samples_are_found():
     assert "get_worker_info()" in str(found)
 
 
+class Numbered(IterableDataset):
+    def __init__(self, count):
+        self.count = count
+
+    def __iter__(self):
+        return iter(range(self.count))
+
+
+def test_the_first_batches_of_an_iterable_loader_stand_for_the_epoch_as_a_note_says():
+    found = diagnose(DataLoader(Numbered(10**9), batch_size=4), lambda batch: time.sleep(1e-3))
+    (first,) = re.findall("Note: the first ([0-9]+) batches stand for the whole epoch", str(found))
+    read = max(stretch.steps for stretch in found.facts.of("warm"))
+    assert int(first) == read + 1
+    # One that is short is read whole; where batches have numbers, they are from all of it.
+    for loader in (DataLoader(Numbered(20)), DataLoader(Slow(10_000), batch_size=4)):
+        assert "stand for the whole epoch" not in str(diagnose(loader, lambda batch: None))
+
+
 class Constant(IterableDataset):
     def __iter__(self):
         return itertools.repeat(torch.ones(3))
