@@ -167,6 +167,17 @@ for number, batch in enumerate(loader()):
             sys.exit(0)
         os.waitpid(child, 0)
 """,
+    "evaluates in its loop": """
+others, seen = DataLoader(torch.utils.data.Subset(Slow(), range(8)), batch_size=4), set()
+try:
+    for number, batch in enumerate(loader()):
+        step(batch)
+        if number % 10 == 9:
+            next(iter(others))
+            seen.add((len(others), sum(1 for _ in others)))
+finally:
+    assert {count for _, count in seen} == {2} and (2, 2) in seen, seen
+""",
     "uses signals": """
 def late(*_):
     raise TimeoutError
@@ -255,7 +266,10 @@ def test_a_script_that_ends_first_gets_a_line_and_keeps_its_status(
             "    if n == 60: os.kill(os.getpid(), signal.SIGINT)",
             "the training ended with KeyboardInterrupt",
         ),
-        ("    if n == 60: next(iter(loader()))", "the training left its loop before it"),
+        (
+            "    if n == 60: break\nfor batch in loader(): step(batch)",
+            "the training left its loop before it was diagnosed",
+        ),
     ],
 )
 def test_what_was_measured_until_then_is_printed(script, tmp_path, rest, words):
