@@ -21,7 +21,7 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from labkit.diagnosis import loaders, together
-from labkit.diagnosis.arms import Loop, Stopped
+from labkit.diagnosis.arms import Alarm, Loop, Stopped, set_alarm
 from labkit.diagnosis.diagnose import BUDGET_S, Diagnosis, check_budget, diagnose_loop
 from labkit.diagnosis.hook import HOOK
 from labkit.diagnosis.loops import Event, Loops
@@ -213,19 +213,27 @@ class LiveDiagnosis:
         leader = group and together.Leader(group)
 
         def step(batch: object) -> None:
+            nonlocal alarm
             if self._why_over:
                 raise Stopped(self._why_over)
             if leader:
                 leader.step()
-            self._training.switch(batch)
+            # The training's alarm goes on in its own code only, as if measuring took no time.
+            own = set_alarm(alarm)
+            try:
+                self._training.switch(batch)
+            finally:
+                alarm = set_alarm(own)
 
         self._training.switch()
+        alarm = set_alarm(Alarm())
         loop = _LiveLoop(loader, step, leader)
         try:
             diagnosis = self._find(loop, budget_s=self._budget_s, progress=self._progress)
         finally:
             if leader:
                 leader.end()
+            set_alarm(alarm)
             self._is_over, self._greenlet = True, None
         if self._is_loaded_ahead:
             diagnosis = diagnosis.with_note(AHEAD)

@@ -183,16 +183,20 @@ def late(*_):
     raise TimeoutError
 
 signal.signal(signal.SIGALRM, late)
-seen = []
+seen, left_s = [], []
 signal.signal(signal.SIGUSR1, lambda *_: seen.append(1))
 try:
     for batch in loader():
-        signal.alarm(60)
+        left_s.append(signal.setitimer(signal.ITIMER_REAL, 0.005)[0])
+        try:
+            time.sleep(5)
+        except TimeoutError:
+            signal.alarm(60)
         step(batch)
-        signal.alarm(0)
         os.kill(os.getpid(), signal.SIGUSR1)
 finally:
     assert seen and signal.getsignal(signal.SIGALRM) is late
+    assert 50 < min(left_s[1:]) < max(left_s) <= 60, left_s
 """,
 }
 
@@ -208,6 +212,9 @@ def test_a_training_is_ended_once_it_is_diagnosed(script, tmp_path, name):
     assert ("catches what ends it" in done.stderr) == (name == "catches everything")
     changed = "Files that changed during this run: last.pt" in done.stderr
     assert changed == (name == "has an end of its own")
+    # Beside those, the script itself may be new.
+    many = re.search(r"during this run: (\S+, ){9}\S+, and [45] more", done.stderr)
+    assert bool(many) == (name == "writes many files")
     assert left_running(tmp_path) == []
     for folder in re.findall("^folder: (.+)$", done.stdout, re.MULTILINE):
         assert not Path(folder).exists()
@@ -431,3 +438,6 @@ def test_files_that_changed_are_listed(tmp_path):
 
         os.utime(path, (at_s, at_s))
     assert changed_files(tmp_path, 200) == [str(Path("sub", "new"))]
+    for number in range(12):
+        (tmp_path / f"{number}.pt").touch()
+    assert len(changed_files(tmp_path, 200)) == 13
