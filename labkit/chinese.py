@@ -220,6 +220,9 @@ CHINESE = {
         "然后结束它，不会走到 epoch 的末尾。脚本自己的 `finally` 和异常处理会执行，可能写文件。"
     ),
     "Files that changed during this run: {files}": "这次运行中改动的文件：{files}",
+    "Files that changed during this run: {files}, and {n} more": (
+        "这次运行中改动的文件：{files}，以及另外 {n} 个"
+    ),
     "Nothing was diagnosed: {why}.": "没有得到诊断：{why}。",
     "The script catches what ends it, and goes on: its process is ended.": (
         "脚本捕获了结束信号并继续运行：结束它的进程。"

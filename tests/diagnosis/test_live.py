@@ -142,6 +142,14 @@ try:
 finally:
     torch.save(model.state_dict(), "last.pt")
 """,
+    "writes many files": """
+try:
+    for batch in loader():
+        step(batch)
+finally:
+    for number in range(14):
+        open(f"{number}.pt", "w").close()
+""",
     "has workers, and greenlets of its own that take turns in asking": """
 from greenlet import getcurrent, greenlet
 batches, main, steps = iter(loader(num_workers=1)), getcurrent(), 0
