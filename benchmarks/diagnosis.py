@@ -471,12 +471,12 @@ def errors(outcomes: Sequence[Outcome]) -> Iterator[str]:
 
 
 def judge_floors(outcomes: Sequence[Outcome]) -> tuple[bool, str]:
-    """Return whether hardly any floor is beaten by more than noise, and a line of text."""
+    """Return whether there are floors and hardly any is beaten by more than noise, and a text."""
     floors = [one for one in outcomes if one.floor is not None and one.measured is not None]
     beaten = [one.name for one in floors if one.measured.high < one.floor]
     share = units.percent(len(beaten) / len(floors)) if floors else units.UNKNOWN
     return (
-        len(beaten) <= MOST_BEATEN_SHARE * len(floors),
+        bool(floors) and len(beaten) <= MOST_BEATEN_SHARE * len(floors),
         f"floors beaten by more than noise: {len(beaten)} of {len(floors)} ({share}), "
         f"at most {units.limit(MOST_BEATEN_SHARE)}" + f": {', '.join(beaten)}" * bool(beaten),
     )

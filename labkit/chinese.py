@@ -224,6 +224,9 @@ CHINESE = {
         "然后结束它，不会走到 epoch 的末尾。脚本自己的 `finally` 和异常处理会执行，可能写文件。"
     ),
     "Files that changed during this run: {files}": "这次运行中改动的文件：{files}",
+    "Files that changed during this run: {files}, and {n} more": (
+        "这次运行中改动的文件：{files}，以及另外 {n} 个"
+    ),
     "Nothing was diagnosed: {why}.": "没有得到诊断：{why}。",
     "The script catches what ends it, and goes on: its process is ended.": (
         "脚本捕获了结束信号并继续运行：结束它的进程。"
@@ -674,6 +677,9 @@ CHINESE = {
     "{what} could not be tried: {why}": "{what} 没能试：{why}",
     "a thread of the training loads batches ahead; what is above was measured without it": (
         "训练的一个线程提前加载 batch；以上测量不含它"
+    ),
+    "the first {n} batches stand for the whole epoch, as later ones cannot be read without them": (
+        "epoch 的前 {n} 个 batch 代表整个 epoch，因为不读它们就读不到后面的"
     ),
     "looking into a worker ended early: {why}": "对 worker 的观察提前结束：{why}",
     "cold was not measured: {why}": "没有测冷缓存：{why}",

@@ -92,6 +92,9 @@ def test_floors_are_beaten_where_the_whole_interval_is_below_and_errors_have_a_s
         False,
         "floors beaten by more than noise: 1 of 3 (33.3 %), at most 5 %: slow_transform",
     )
+    assert diagnosis.judge_floors([RIGHT, UNTIMED]) == (
+        False, "floors beaten by more than noise: 0 of 0 (–), at most 5 %"
+    )  # fmt: skip
     tried, nothing = replace(RIGHT, claim=0.36), replace(RIGHT, name="slow_device", claim=1.0)
     assert list(diagnosis.errors([*floors, beaten, tried, nothing, SKIPPED])) == [
         "3 expected times: 10% off what was measured in the median, +10% to +10%",

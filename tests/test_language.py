@@ -23,6 +23,7 @@ from labkit.diagnosis.compare import Watched, compare_watched
 from labkit.diagnosis.diagnose import Diagnosis
 from labkit.diagnosis.loader_search import THREADS, Tuned, effect
 from labkit.diagnosis.loaders import NO_DATALOADER
+from labkit.diagnosis.measure import FROM_BEGINNING
 from labkit.diagnosis.rules import REMEDIES, VERDICTS, conclude, propose
 from labkit.diagnosis.say import ARMS
 from labkit.language import VARIABLES, Name, Text, capitalized, columns, shown
@@ -245,12 +246,16 @@ def test_what_is_seen_from_outside_is_chinese(chinese, sight):
 
 
 def test_the_screen_of_diagnose_is_chinese_and_its_json_english(chinese):
-    measured = test_bounds.facts(warm=(0.1, 0.11, 0.1), resident=(0.01,) * 3, first_s=0.2)
+    first = FROM_BEGINNING.format(n=43)
+    measured = test_bounds.facts(
+        warm=(0.1, 0.11, 0.1), resident=(0.01,) * 3, first_s=0.2, failed=(first,)
+    )
     bounds = bounds_of(measured)
     diagnosis = Diagnosis(**vars(conclude(measured, bounds, propose(bounds))))
     screen = f"{diagnosis}\n{diagnosis.details()}"
     assert screen.startswith("训练严重受限于数据加载：数据加载耗去 9")
     assert re.search(r"\n1\. \S+：速度最多是现在的|\n1\. .*：速度是现在的", screen)
+    assert "前 43 个 batch 代表整个 epoch" in screen
     assert leftover(screen) == []
     stored = json.dumps(diagnosis.as_json(), ensure_ascii=False)
     assert "highly input-bound" in stored and not re.search("[\u4e00-\u9fff]", stored)

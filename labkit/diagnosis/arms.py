@@ -344,6 +344,31 @@ def stall_limit() -> Iterator[Callable]:
             signal.setitimer(signal.ITIMER_REAL, left_s, interval_s)
 
 
+class Alarm(NamedTuple):
+    """What SIGALRM does in this process, and when it comes."""
+
+    handler: Any = None
+    """None: stays as it is."""
+    left_s: float = 0.0
+    """Seconds; 0: no alarm is set."""
+    interval_s: float = 0.0
+
+
+def set_alarm(alarm: Alarm) -> Alarm:
+    """Set an alarm; return what was set before, with the time that is left.
+
+    Only the main thread can: in another one nothing is set.
+    """
+    if not hasattr(signal, "setitimer") or threading.current_thread() != threading.main_thread():
+        return alarm
+    timer = signal.setitimer(signal.ITIMER_REAL, 0.0)
+    handler = signal.getsignal(signal.SIGALRM)
+    if alarm.handler is not None:
+        signal.signal(signal.SIGALRM, alarm.handler)
+    signal.setitimer(signal.ITIMER_REAL, alarm.left_s, alarm.interval_s)
+    return Alarm(handler, *timer)
+
+
 # --- blocks -----------------------------------------------------------------------------------
 
 

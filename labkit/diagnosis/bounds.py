@@ -64,7 +64,7 @@ class Demand:
     host_cpu_s: float
     """CPU of the step, of all threads."""
     device_s: float
-    """For which the device computes and copies; 0 where the host computes."""
+    """For which the device computes and copies; 0 where the host computes, or where not known."""
     startup_s: float
     """From the start of an epoch to its steady state, divided among its steps."""
     fetch_s: float

@@ -22,7 +22,7 @@ class Readings:
     copy_wait_s: float = 0.0
     """The part of `waited_s` in copies to the device."""
     device_s: float = 0.0
-    """Seconds of work that the device was given."""
+    """Seconds of work that the device was given; 0 where not known, as of Apple's and Intel's."""
     syncs: float = 0
     """How often the step waited for the device to finish."""
 
@@ -200,7 +200,8 @@ class Facts:
     """Whether several workers yield, or would yield, the same batches."""
     notes: tuple[str, ...] = ()
     failed: tuple[str, ...] = ()
-    """Errors of the user's code in parts that the other measurements did not need."""
+    """Notes for the screen: errors of the user's code in parts that the other measurements did not
+    need, and what limits them."""
     broken: str = ""
     """Reason why the measurement ended early."""
 

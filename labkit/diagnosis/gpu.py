@@ -261,12 +261,12 @@ def _module(file: str) -> str:
     return Path(file).name if package == file else package
 
 
-def kinds_of(run: Callable[[], object], *, on_cuda: bool) -> dict[str, Kind]:
+def kinds_of(run: Callable[[], object], *, on_gpu: bool) -> dict[str, Kind]:
     """Profile a function and divide its time among kinds of work.
 
     Args:
         run: calls the step some hundred times.
-        on_cuda: whether torch's functions launch work of a GPU instead of computing.
+        on_gpu: whether torch's functions launch work of a GPU instead of computing.
 
     Returns:
         Those of `KINDS`, "compute" and "launch" for what libraries did, "host work" for all other
@@ -289,7 +289,7 @@ def kinds_of(run: Callable[[], object], *, on_cuda: bool) -> dict[str, Kind]:
             for function, file in places
             if is_own(file) and not file.startswith(("<", _LABKIT)) and not function.startswith("<")
         ]
-        spent[_kind_of(frames, on_cuda)][own[-1] if own else ""] += spent_s
+        spent[_kind_of(frames, on_gpu)][own[-1] if own else ""] += spent_s
     total_s = sum(functions.total() for functions in spent.values()) or 1.0
     return {
         kind: Kind(functions.total() / total_s, Name(functions.most_common(1)[0][0]))
@@ -297,14 +297,14 @@ def kinds_of(run: Callable[[], object], *, on_cuda: bool) -> dict[str, Kind]:
     }
 
 
-def _kind_of(stack: list[str], on_cuda: bool) -> str:
+def _kind_of(stack: list[str], on_gpu: bool) -> str:
     for frame in stack:
         for kind, pattern in KINDS.items():
             if pattern.search(frame):
                 return kind
     # A built-in function has no file: it is torch's where torch called it.
     if any(map(TORCH.search, stack[-2:])):
-        return "launch" if on_cuda else "compute"
+        return "launch" if on_gpu else "compute"
     computes = any(map(LIBRARY.search, stack[-2:]))
     name = stack[-1].removeprefix("<built-in>:")
     # OpenCV's functions know no module.

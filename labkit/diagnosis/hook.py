@@ -225,7 +225,7 @@ class Hook:
             loader: the loader.
         """
         own = measure(loader)
-        is_lengthened = self._supply is not None and self._supply.is_lengthened  # not over yet
+        is_lengthened = self._supply is not None and self._supply.lengthens(loader)
         return max(own, MANY_BATCHES) if is_lengthened else own
 
     def _number(self, loader: object, iterator: object, is_training: bool) -> int:

@@ -21,7 +21,7 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from labkit.diagnosis import loaders, together
-from labkit.diagnosis.arms import Loop, Stopped
+from labkit.diagnosis.arms import Alarm, Loop, Stopped, set_alarm
 from labkit.diagnosis.diagnose import BUDGET_S, Diagnosis, check_budget, diagnose_loop
 from labkit.diagnosis.hook import HOOK
 from labkit.diagnosis.loops import Event, Loops
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 STEADY_STEPS = 3  # before the diagnosis begins, after those in which queues fill
 UNTRAINED_BATCHES = 60  # of a loop without optimizer steps, as of inference, until it is diagnosed
 AHEAD = "a thread of the training loads batches ahead; what is above was measured without it"
+MOST_INSIDE = 50  # steps on batches of other loaders, such as those of an inner loop
+LEFT = "the training left its loop before it was diagnosed"
 MOST_CAUGHT = 100  # times that a training may catch `Ended` and go on
 
 
@@ -76,7 +78,8 @@ class LiveDiagnosis:
         self._loops = Loops(HOOK.loaders)
         self._loaders: dict[int, Any] = {}
         self._following: dict[int, Iterator] = {}  # batches of loaders beside it, without end
-        self._beside: set[int] = set()  # loaders that the training begins anew within its loop
+        self._inside: set[int] = set()  # loaders that were opened in the loop: they have an end
+        self._trained_inside = 0  # steps since the training asked its own loader
         self._thread: int | None = None  # that trains
         self._number = 0  # of its loader
         self._training: Any = None  # greenlet of the training
@@ -90,13 +93,17 @@ class LiveDiagnosis:
 
     # --- called by the hook, in the training's threads
 
-    @property
-    def is_lengthened(self) -> bool:
-        """Whether loaders tell the training a length that it does not reach."""
-        return not self._is_over and not self._is_measuring()
+    def lengthens(self, loader: object) -> bool:
+        """Return whether a loader tells the training a length that it does not reach."""
+        if self._is_over or self._is_measuring():
+            return False
+        outside = (each for n, each in self._loaders.items() if n not in self._inside)
+        return self._greenlet is None or any(each is loader for each in outside)
 
     def opens(self, loader: Any, number: int) -> None:
         """Note that the training begins to iterate over a loader.
+
+        One that it opens in the loop that is diagnosed, such as for evaluation, runs as it is.
 
         Raises:
             Ended: its loop, which is diagnosed, has ended.
@@ -106,12 +113,11 @@ class LiveDiagnosis:
         self._loaders[number] = loader
         if get_ident() != self._thread:
             return
-        if self._greenlet is not None and number not in self._beside:
-            self.end("the training left its loop before it was diagnosed")
+        if self._greenlet is not None and number == self._number:
+            self.end(LEFT)
         if self._is_over:
             self._raise_ended()
-        if number != self._number:
-            self._beside.add(number)
+        self._inside.add(number)
 
     def batch(self, number: int) -> object:
         """Return the batch that is trained next; None: the next one of the training's own loader.
@@ -127,9 +133,16 @@ class LiveDiagnosis:
             if not self._trains(number):
                 return None
             self._begin(number)
-        self.events.clear()  # nobody counts any more
-        if number != self._number:
-            return None  # a second loader of the same loop
+        events = list(self.events)  # at once: other threads add some
+        self.events.clear()  # nobody else counts any more
+        if number != self._number:  # a second loader of the same loop, unless it is a loop by now
+            self._trained_inside += sum(event.kind == "train" for event in events)
+            if self._trained_inside > MOST_INSIDE:
+                self.end(LEFT)
+            if self._is_over:
+                self._raise_ended()
+            return None
+        self._trained_inside = 0
         if get_ident() != self._thread:
             self._is_loaded_ahead = True
             return self._latest  # a thread that loads ahead: what it hands over is not trained
@@ -141,8 +154,9 @@ class LiveDiagnosis:
 
     def following(self, number: int) -> object:
         """Return a batch of a loader's next epoch, where its loop must go on; else None."""
-        is_beside = self._greenlet is not None and number != self._number
-        if not is_beside or get_ident() != self._thread or self._is_measuring():
+        if self._greenlet is None or number == self._number or number in self._inside:
+            return None
+        if get_ident() != self._thread or self._is_measuring():
             return None
         if number not in self._following:
             loader = self._loaders[number]
@@ -199,19 +213,27 @@ class LiveDiagnosis:
         leader = group and together.Leader(group)
 
         def step(batch: object) -> None:
+            nonlocal alarm
             if self._why_over:
                 raise Stopped(self._why_over)
             if leader:
                 leader.step()
-            self._training.switch(batch)
+            # The training's alarm goes on in its own code only, as if measuring took no time.
+            own = set_alarm(alarm)
+            try:
+                self._training.switch(batch)
+            finally:
+                alarm = set_alarm(own)
 
         self._training.switch()
+        alarm = set_alarm(Alarm())
         loop = _LiveLoop(loader, step, leader)
         try:
             diagnosis = self._find(loop, budget_s=self._budget_s, progress=self._progress)
         finally:
             if leader:
                 leader.end()
+            set_alarm(alarm)
             self._is_over, self._greenlet = True, None
         if self._is_loaded_ahead:
             diagnosis = diagnosis.with_note(AHEAD)

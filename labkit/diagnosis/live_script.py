@@ -17,6 +17,7 @@ import tempfile
 import textwrap
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from multiprocessing.util import Finalize
 from pathlib import Path
@@ -38,6 +39,7 @@ BEFORE = Text(
     "measured for about {budget}; then it is ended, without the end of an epoch. Its own `finally` "
     "blocks and exception handlers run, and may write files."
 )
+MOST_LISTED = 10  # changed files
 MOST_LOOKED_AT = 50_000  # files and folders below the working folder
 
 
@@ -100,8 +102,7 @@ def diagnose_script(
             shutil.rmtree(folder, ignore_errors=True)
             changed = changed_files(Path.cwd(), begun_s, but=json_file) if is_first else []
         if changed:
-            changed_here = Text("Files that changed during this run: {files}")
-            say(changed_here.format(files=", ".join(changed)))
+            say(_changed_in_words(changed))
     is_missing = live.diagnosis is None and is_first and not by_child and not is_fork
     if is_missing:
         say(Text("Nothing was diagnosed: {why}.").format(why=live.why_not()))
@@ -111,6 +112,14 @@ def diagnose_script(
     if not is_fork:
         _end_threads(status)
     return status
+
+
+def _changed_in_words(changed: Sequence[str]) -> Text:
+    listed, more = ", ".join(changed[:MOST_LISTED]), len(changed) - MOST_LISTED
+    if more > 0:
+        text = Text("Files that changed during this run: {files}, and {n} more")
+        return text.format(files=listed, n=more)
+    return Text("Files that changed during this run: {files}").format(files=listed)
 
 
 def _end_threads(status: int) -> None:
@@ -173,7 +182,7 @@ def _live(request: dict[str, Any], *, must_train: bool = False) -> LiveDiagnosis
 
 
 def changed_files(folder: Path, since_s: float, but: Path | None = None) -> list[str]:
-    """Return files below a folder that changed, relative to it: at most ten.
+    """Return files below a folder that changed, relative to it.
 
     Args:
         folder: at most 50,000 entries below it are looked at.
@@ -189,6 +198,6 @@ def changed_files(folder: Path, since_s: float, but: Path | None = None) -> list
                 if file.stat().st_mtime >= since_s and not (but and but.samefile(file)):
                     changed.append(str(file.relative_to(folder)))
         looked_at += len(folders) + len(names)
-        if looked_at > MOST_LOOKED_AT or len(changed) >= 10:
+        if looked_at > MOST_LOOKED_AT:
             break
-    return changed[:10]
+    return changed

@@ -14,6 +14,7 @@ import random
 import reprlib
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 STALL_S = 30.0  # a loader, worker or step that gives nothing for so long has stalled
 LAST = -1000  # priority of a finalizer: below those of multiprocessing's queues, -5
+DRAWING_S = 5.0  # at most, in which the order of an epoch is drawn
 FIRST = 4  # times as long may the first batch or step take: workers start, libraries compile
 NO_DATALOADER = "not a torch DataLoader: only what it does in this thread was seen"
 
@@ -93,7 +95,8 @@ def spread_over_epoch(loader: DataLoader) -> dict[str, Any]:
     beginning is unlike the rest, so batches are taken from all of it at even steps.
 
     Returns:
-        batch_sampler of the copy; nothing where the order is random or unknown.
+        batch_sampler of the copy; nothing where the order is random, unknown, or takes too long to
+        draw.
     """
     from torch.utils.data import IterableDataset, SequentialSampler
     from torch.utils.data.sampler import RandomSampler, SubsetRandomSampler, WeightedRandomSampler
@@ -108,15 +111,28 @@ def spread_over_epoch(loader: DataLoader) -> dict[str, Any]:
     try:
         length = len(own)  # type: ignore[arg-type]
         is_long = length > 100_000 and not isinstance(sampler, SequentialSampler)
-        lists = [] if is_long else list(islice(own, length + 1))
+        lists = [] if is_long else _drawn(own, length + 1)
     except Exception:  # the user's own code may raise anything
         return {}
     # One that goes on after its length is repeated without end, as ultralytics' is.
     return {"batch_sampler": SpreadBatches(own, lists)} if len(lists) == length else {}
 
 
+def _drawn(own: Iterable, most: int) -> list[Any]:
+    """Return the first lists of a batch sampler; none where that takes too long."""
+    lists: list[Any] = []
+    ends_s = time.monotonic() + DRAWING_S
+    for each in islice(own, most):
+        lists.append(each)
+        if time.monotonic() > ends_s:
+            return []
+    return lists
+
+
 class SpreadBatches:
     """A batch sampler's lists, from the whole epoch at even steps.
+
+    Each takes as long as its sampler takes to draw one.
 
     Args:
         own: the batch sampler, whose other attributes this one has.
@@ -132,8 +148,11 @@ class SpreadBatches:
         step = max(round(count * (math.sqrt(5) - 1) / 2), 1)
         while math.gcd(step, count) > 1:
             step += 1
-        # From there on the mean of few is near that of all.
-        return (self._lists[(step // 2 + number * step) % count] for number in range(count))
+        drawing = iter(self._own)
+        for number in range(count):
+            next(drawing, None)  # for the time that it takes: the lists are known
+            # From there on the mean of few is near that of all.
+            yield self._lists[(step // 2 + number * step) % count]
 
     def __len__(self) -> int:
         return len(self._lists)

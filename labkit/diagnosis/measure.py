@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -32,7 +32,7 @@ from labkit.diagnosis.arms import (
 )
 from labkit.diagnosis.batches import arrays, batch_facts, copy_batch, move_batch, whole
 from labkit.diagnosis.facts import Copies, Facts
-from labkit.diagnosis.gpu import Cuda, Host, find_device, kinds_of
+from labkit.diagnosis.gpu import Cuda, Host, OtherGpu, find_device, kinds_of
 from labkit.diagnosis.probe import probe_stages
 from labkit.language import Text
 from labkit.machine import hardware
@@ -44,6 +44,9 @@ from labkit.parts.storage import cache_state
 # The rest is for workers to start and to end.  The bar shows the same shares.
 ARMS_SHARE, STAGES_SHARE, PROFILE_SHARE, TRIALS_SHARE = 0.4, 0.1, 0.03, 0.4
 EMPTY_BATCHES = 200
+FROM_BEGINNING = Text(
+    "the first {n} batches stand for the whole epoch, as later ones cannot be read without them"
+)
 NOT_COLD = Text("cold was not measured: {why}")
 
 
@@ -144,6 +147,8 @@ def _measure(
         else:
             stretch = loop.run(arm, loop.loader, seconds, once=arm == "cold")
         record.set(stretches=(*record.facts.stretches, stretch))
+    if first := _first_batches(loop.loader, record.facts):
+        record.set(failed=(FROM_BEGINNING.format(n=first),))
     say("inside the workers", ARMS_SHARE)
     with stall_limit() as wait_for:
         wait_for("loader to yield a batch", 1 + budget_s / loaders.STALL_S)
@@ -151,7 +156,7 @@ def _measure(
     record.set(probe=probe)
     if probe.error:
         early = Text("looking into a worker ended early: {why}")
-        record.set(failed=(early.format(why=in_one_line(probe.error)),))
+        record.set(failed=(*record.facts.failed, early.format(why=in_one_line(probe.error))))
     if any(stage.kind == "decode" for stage in probe.stages):
         record.set(decoders_s=_decoders_s(files))
     if is_data_loader:
@@ -165,6 +170,23 @@ def _measure(
 def local_ranks() -> int:
     """Return how many processes train on this machine."""
     return max(int(os.environ.get("LOCAL_WORLD_SIZE") or 1), 1)
+
+
+def _first_batches(loader: Iterable, facts: Facts) -> int:
+    """Return how many batches were read again and again, from the beginning of an epoch.
+
+    0 where a whole one was read, batches are from all of it, or a generator is read on.
+    """
+    from torch.utils.data import IterableDataset
+
+    is_from_beginning = isinstance(getattr(loader, "dataset", None), IterableDataset)
+    if not loaders.is_data_loader(loader):
+        is_from_beginning = not isinstance(loader, Iterator)
+    warm = facts.of("warm")
+    if not is_from_beginning or any(stretch.epochs for stretch in warm):
+        return 0
+    # Those before the steady state do not count as steps.
+    return max(stretch.steps for stretch in warm) + max(facts.workers, 1)
 
 
 def cores_of_rank() -> int:
@@ -271,7 +293,8 @@ def _look_into_step(record: _Record, loop: Loop, seconds: float) -> None:
     """Profile the step on kept batches, and time copies by themselves."""
     device, batch = loop.device, loop.resident[0]
     try:
-        kinds = kinds_of(lambda: loop.compute(seconds), on_cuda=isinstance(device, Cuda))
+        on_gpu = isinstance(device, Cuda | OtherGpu)  # on a simulated one, torch's run on the host
+        kinds = kinds_of(lambda: loop.compute(seconds), on_gpu=on_gpu)
         if not device.has_queue:  # there libraries compute the step
             kinds.pop("compute", None)
         record.set(host_kinds=kinds)

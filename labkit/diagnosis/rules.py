@@ -176,8 +176,10 @@ def _small_batches(m: Bounds) -> Sequence:
     return _given(m.facts.batch.samples > 0 and m.share_of(OVERHEAD) > PER_BATCH_OVERHEAD_SHARE)
 
 
-def _in_large_batches(m: Bounds, _: object) -> dict[str, Any]:
+def _in_large_batches(m: Bounds, _: object) -> dict[str, Any] | None:
     """Return what is left where nothing is done for each batch: samples, and the device's work."""
+    if m.facts.has_queue and not m.now.device_s:  # what the device works is not known
+        return None
     fetched = [stage for stage in m.stages if stage.kind != COLLATE]
     changes = {
         "cpu_s": m.facts.probe.fastest * sum(stage.cpu_s for stage in fetched),
@@ -218,7 +220,7 @@ def _computing_reads(m: Bounds) -> Sequence[Sequence[Stage]]:
 
 def _is_launch_bound(m: Bounds) -> bool:
     """Return whether the host's launching of work leaves the device idle."""
-    is_idle = m.now.device_s < LAUNCH_BOUND_DEVICE_SHARE * m.now.step_s
+    is_idle = 0 < m.now.device_s < LAUNCH_BOUND_DEVICE_SHARE * m.now.step_s
     return is_idle and m.kind_s("launch") > 0.5 * m.now.step_s
 
 

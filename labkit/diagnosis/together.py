@@ -3,7 +3,8 @@
     first rank ── begin(arm, changes), step, step, …, end ──▶ store ──▶ each other rank, in order
 
 Each step of one rank waits for those of all others, so they must take as many.  Where the first
-rank's loader runs alone, theirs do, too: cores, disk and memory are shared.
+rank's loader runs alone, theirs do, too: cores, disk and memory are shared.  Each loads samples of
+its own sampler, with its own functions; no object of the user's is sent.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import pickle
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from labkit.diagnosis import loaders
@@ -53,7 +55,11 @@ class Leader:
             arm: its name.
             changes: arguments of the loader's copy.
         """
-        self._send((arm, dict(changes)))
+        sent = {name: value for name, value in changes.items() if name != "batch_sampler"}
+        init = sent.get("worker_init_fn")
+        if isinstance(init, loaders.OneThread):
+            sent["worker_init_fn"] = replace(init, own=None)
+        self._send((arm, sent))
 
     def step(self) -> None:
         """Have them take one step."""
@@ -77,10 +83,13 @@ def follow(group: Group, loader: Any, step: Callable[[object], object]) -> None:
         step: called with a batch.
     """
     kept: list[object] = []
+    own: dict[str, Any] = {}
+    if loaders.is_data_loader(loader):
+        own = loaders.spread_over_epoch(loader)
     store, arm, number = group.store, "warm", 0
     with ExitStack() as stack:
         copy = stack.enter_context(ExitStack())
-        batches = _batches(copy, loader, {})
+        batches = _batches(copy, loader, own)
         while True:
             while arm == "alone" and not store.check([str(number)]):
                 next(batches)
@@ -91,7 +100,10 @@ def follow(group: Group, loader: Any, step: Callable[[object], object]) -> None:
             if message != "step":
                 arm, changes = message
                 copy.close()
-                batches = _batches(copy, loader, changes)
+                init = changes.get("worker_init_fn")
+                if isinstance(init, loaders.OneThread):
+                    changes["worker_init_fn"] = replace(init, own=loader.worker_init_fn)
+                batches = _batches(copy, loader, own | changes)
                 continue
             if arm == "resident" and kept:
                 batch = kept[number % len(kept)]

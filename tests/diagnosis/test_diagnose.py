@@ -16,7 +16,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 import labkit as lab
 from labkit.diagnosis import arms, bounds, loaders, measure, rules
@@ -265,6 +265,38 @@ def test_workers_that_wait_for_a_late_batch_need_more_ahead(monkeypatch):
     assert "waiting for a late batch" in str(found)
 
 
+class Deliberate(Sampler):
+    """An order of which each number takes a while."""
+
+    def __len__(self):
+        return 64
+
+    def __iter__(self):
+        for i in range(64):
+            Slow(cpu_s=0.01).grind()
+            yield i
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_slow_sampler_is_the_bottleneck(workers):
+    step = Simulated(ms=1)
+    loader = DataLoader(
+        Slow(cpu_s=0.002), batch_size=4, sampler=Deliberate(), num_workers=workers,
+        persistent_workers=workers > 0,
+    )  # fmt: skip
+    found = diagnose(loader, step, device=step.device)
+    assert (found.broken, found.bottleneck) == ("", "sampler")
+    assert found.facts.probe.sampler_s == pytest.approx(0.04, rel=0.5)
+    assert found.remedies[0].name == "faster sampler"
+
+
+def test_an_order_that_takes_long_to_draw_is_not_drawn_whole(monkeypatch):
+    monkeypatch.setattr(loaders, "DRAWING_S", 0.1)
+    loader = DataLoader(Slow(), batch_size=4, sampler=Deliberate())
+    assert loaders.spread_over_epoch(loader) == {}
+
+
 class Tiny(Slow):
     def __getitem__(self, i):
         return torch.tensor([float(i)])
@@ -303,6 +335,24 @@ def test_workers_that_deliver_the_same_samples_are_found():
     found = diagnose(DataLoader(Everything(), batch_size=4, num_workers=2), lambda batch: None)
     assert found.bottleneck == "duplicated work"
     assert "get_worker_info()" in str(found)
+
+
+class Numbered(IterableDataset):
+    def __init__(self, count):
+        self.count = count
+
+    def __iter__(self):
+        return iter(range(self.count))
+
+
+def test_the_first_batches_of_an_iterable_loader_stand_for_the_epoch_as_a_note_says():
+    found = diagnose(DataLoader(Numbered(10**9), batch_size=4), lambda batch: time.sleep(1e-3))
+    (first,) = re.findall("Note: the first ([0-9]+) batches stand for the whole epoch", str(found))
+    read = max(stretch.steps for stretch in found.facts.of("warm"))
+    assert int(first) == read + 1
+    # One that is short is read whole; where batches have numbers, they are from all of it.
+    for loader in (DataLoader(Numbered(20)), DataLoader(Slow(10_000), batch_size=4)):
+        assert "stand for the whole epoch" not in str(diagnose(loader, lambda batch: None))
 
 
 class Constant(IterableDataset):

@@ -20,7 +20,7 @@ from labkit.diagnosis.gpu import kinds_of
 def test_a_slow_clock_does_not_print_advice_that_nobody_can_follow():
     script = (
         "from labkit.diagnosis.gpu import kinds_of; from pyinstrument import stack_sampler;"
-        "stack_sampler._timing_overhead = {'walltime': 1e-6}; kinds_of(lambda: None, on_cuda=False)"
+        "stack_sampler._timing_overhead = {'walltime': 1e-6}; kinds_of(lambda: None, on_gpu=False)"
     )
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert (run.returncode, run.stderr) == (0, "")
@@ -63,7 +63,7 @@ def run():
 
 
 @pytest.mark.parametrize(
-    ("work", "on_cuda", "kind"),
+    ("work", "on_gpu", "kind"),
     [
         (save, False, "checkpoint"),
         (report, False, "reports"),
@@ -74,14 +74,14 @@ def run():
         (smooth, True, "compute"),
     ],
 )
-def test_most_of_a_steps_time_is_of_the_kind_of_its_work(work, on_cuda, kind):
+def test_most_of_a_steps_time_is_of_the_kind_of_its_work(work, on_gpu, kind):
     work()  # imports what it needs
     names = {"work": work, "time": time}
     # A folder's name does not say what a script does.
     exec(compile(RUN, "/home/me/mlflow-project/train.py", "exec"), names)
 
     def save_model():  # nor does its caller's
-        return kinds_of(names["run"], on_cuda=on_cuda)
+        return kinds_of(names["run"], on_gpu=on_gpu)
 
     kinds = save_model()
     assert max(kinds, key=lambda kind: kinds[kind].share) == kind
@@ -95,6 +95,6 @@ def test_work_of_a_script_itself_is_not_of_the_function_that_runs_the_script():
     path = Path(labkit.__file__).with_name("cli.py")
     exec(compile("def _diagnose(code): exec(code)", path, "exec"), cli)
     loop = compile("for box in range(2_000_000): box % 3", "/home/me/train.py", "exec")
-    kinds = kinds_of(lambda: cli["_diagnose"](loop), on_cuda=False)
+    kinds = kinds_of(lambda: cli["_diagnose"](loop), on_gpu=False)
     assert kinds["host work"].share > 0.5
     assert "_diagnose" not in {kind.function for kind in kinds.values()}

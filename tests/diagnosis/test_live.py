@@ -14,11 +14,12 @@ import psutil
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import BatchSampler, DataLoader, Dataset, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, Dataset, Sampler, SequentialSampler
 
 import labkit as lab
+from labkit.diagnosis import together
 from labkit.diagnosis.live_script import changed_files
-from labkit.diagnosis.loaders import copied, spread_over_epoch
+from labkit.diagnosis.loaders import OneThread, copied, spread_over_epoch
 from tests import warm_python
 from tests.diagnosis.test_trainings import SCRIPT, WAITS
 from tests.processes import PATIENCE_S
@@ -142,6 +143,14 @@ try:
 finally:
     torch.save(model.state_dict(), "last.pt")
 """,
+    "writes many files": """
+try:
+    for batch in loader():
+        step(batch)
+finally:
+    for number in range(14):
+        open(f"{number}.pt", "w").close()
+""",
     "has workers, and greenlets of its own that take turns in asking": """
 from greenlet import getcurrent, greenlet
 batches, main, steps = iter(loader(num_workers=1)), getcurrent(), 0
@@ -167,21 +176,36 @@ for number, batch in enumerate(loader()):
             sys.exit(0)
         os.waitpid(child, 0)
 """,
+    "evaluates in its loop": """
+others, seen = DataLoader(torch.utils.data.Subset(Slow(), range(8)), batch_size=4), set()
+try:
+    for number, batch in enumerate(loader()):
+        step(batch)
+        if number % 10 == 9:
+            next(iter(others))
+            seen.add((len(others), sum(1 for _ in others)))
+finally:
+    assert {count for _, count in seen} == {2} and (2, 2) in seen, seen
+""",
     "uses signals": """
 def late(*_):
     raise TimeoutError
 
 signal.signal(signal.SIGALRM, late)
-seen = []
+seen, left_s = [], []
 signal.signal(signal.SIGUSR1, lambda *_: seen.append(1))
 try:
     for batch in loader():
-        signal.alarm(60)
+        left_s.append(signal.setitimer(signal.ITIMER_REAL, 0.005)[0])
+        try:
+            time.sleep(5)
+        except TimeoutError:
+            signal.alarm(60)
         step(batch)
-        signal.alarm(0)
         os.kill(os.getpid(), signal.SIGUSR1)
 finally:
     assert seen and signal.getsignal(signal.SIGALRM) is late
+    assert 50 < min(left_s[1:]) < max(left_s) <= 60, left_s
 """,
 }
 
@@ -197,6 +221,9 @@ def test_a_training_is_ended_once_it_is_diagnosed(script, tmp_path, name):
     assert ("catches what ends it" in done.stderr) == (name == "catches everything")
     changed = "Files that changed during this run: last.pt" in done.stderr
     assert changed == (name == "has an end of its own")
+    # Beside those, the script itself may be new.
+    many = re.search(r"during this run: (\S+, ){9}\S+, and [45] more", done.stderr)
+    assert bool(many) == (name == "writes many files")
     assert left_running(tmp_path) == []
     for folder in re.findall("^folder: (.+)$", done.stdout, re.MULTILINE):
         assert not Path(folder).exists()
@@ -255,7 +282,10 @@ def test_a_script_that_ends_first_gets_a_line_and_keeps_its_status(
             "    if n == 60: os.kill(os.getpid(), signal.SIGINT)",
             "the training ended with KeyboardInterrupt",
         ),
-        ("    if n == 60: next(iter(loader()))", "the training left its loop before it"),
+        (
+            "    if n == 60: break\nfor batch in loader(): step(batch)",
+            "the training left its loop before it was diagnosed",
+        ),
     ],
 )
 def test_what_was_measured_until_then_is_printed(script, tmp_path, rest, words):
@@ -312,6 +342,41 @@ def test_ranks_take_the_same_steps_and_the_first_one_prints(script, tmp_path, ho
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.count("data loading costs") == 1
     assert "an epoch ended" not in done.stdout
+
+
+class Share(Sampler):
+    """The samples of one rank, in an order that cannot be pickled."""
+
+    def __init__(self, rank):
+        self.draw = lambda: range(1000 * rank, 1000 * rank + 100)
+
+    def __len__(self):
+        return 100
+
+    def __iter__(self):
+        return iter(self.draw())
+
+
+class Numbers(Dataset):
+    def __getitem__(self, i):
+        return i
+
+
+def test_each_rank_loads_samples_of_its_own_sampler(tmp_path):
+    group = together.Group(1, torch.distributed.FileStore(str(tmp_path / "store"), 1))
+    leader = together.Leader(group)
+    own = DataLoader(Numbers(), sampler=Share(0), worker_init_fn=lambda _: None)
+    with copied(own, **spread_over_epoch(own)) as twin:
+        for changes in ({}, {"worker_init_fn": OneThread(own.worker_init_fn, False)}):
+            with copied(twin, **changes) as tried:
+                leader.begin("warm", tried._changes)
+                for _ in range(100):
+                    leader.step()
+    leader.end()
+    trained, other = [], DataLoader(Numbers(), sampler=Share(1), worker_init_fn=lambda _: None)
+    together.follow(group, other, lambda batch: trained.append(batch.item()))
+    assert sorted(trained[:100]) == sorted(trained[100:]) == list(range(1000, 1100))
+    assert sum(trained[:10]) / 10 == pytest.approx(1049.5, abs=10)  # of its whole epoch
 
 
 # --- in a program -----------------------------------------------------------------------------
@@ -382,3 +447,6 @@ def test_files_that_changed_are_listed(tmp_path):
 
         os.utime(path, (at_s, at_s))
     assert changed_files(tmp_path, 200) == [str(Path("sub", "new"))]
+    for number in range(12):
+        (tmp_path / f"{number}.pt").touch()
+    assert len(changed_files(tmp_path, 200)) == 13

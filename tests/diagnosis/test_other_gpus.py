@@ -53,6 +53,24 @@ def test_a_step_is_timed_until_its_work_is_done(gpu, queued, monkeypatch):
     assert step_s >= STEP_S
 
 
+def test_launching_is_no_work_that_workers_could_do(gpu, queued, monkeypatch):
+    monkeypatch.setattr(module, "LEAST_BUDGET_S", 1.0)
+    weights = torch.ones(400, 400)
+    loader = DataLoader([torch.ones(400)] * 64, batch_size=8, num_workers=1)
+
+    def step(batch):
+        for _ in range(20):
+            torch.mm(weights, weights)  # stands for what launches the GPU's work
+        queued.append(0.001)
+        if len(queued) == ROOM:
+            getattr(torch, gpu).synchronize()
+
+    found = lab.diagnose(loader, step, budget_s=1.0, progress=False)
+    assert found.broken == ""
+    assert found.facts.host_kinds["launch"].share > 0.5
+    assert {"main thread", "launching"} & {remedy.bottleneck for remedy in found.proposed} == set()
+
+
 def test_without_tensors_on_it_the_step_computes_on_the_cpu(gpu, monkeypatch):
     monkeypatch.setattr(torch.mps, "current_allocated_memory", lambda: 0)
     monkeypatch.setattr(torch.xpu, "memory_allocated", lambda: 0)

@@ -1,13 +1,14 @@
 """Remedies are bounded by what was measured; what is named follows from what they gain."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from labkit.diagnosis.bounds import UNEXPLAINED, Bounds, Copy, Demand, Row
 from labkit.diagnosis.diagnose import Diagnosis
 from labkit.diagnosis.facts import Batch, Copies, Facts, Kind, Stage, Stages
-from labkit.diagnosis.rules import conclude, in_order, propose, worth_it
+from labkit.diagnosis.rules import REMEDIES, conclude, in_order, propose, worth_it
 
 
 def stage(kind, name, cpu_s, wait_s=0.0):
@@ -71,6 +72,14 @@ def test_a_bound_is_as_uncertain_as_the_epoch_unless_it_counts_steps():
     # A bound whose interval reaches 1 may be right; a trial's gain may be none.
     assert worth_it([flip]) == [flip]
     assert worth_it([replace(flip, measured=flip.expected)]) == []
+
+
+def test_every_bottleneck_has_a_row_in_the_docs():
+    page = Path(__file__).parents[2] / "docs/diagnosis.md"
+    table = page.read_text("utf-8").partition("| bottleneck | what was measured |\n")[2]
+    rows = table.partition("\n\n")[0].splitlines()
+    listed = {name for row in rows for name in row.split("|")[1].strip().split(", ")}
+    assert {line.bottleneck for line in REMEDIES} - listed == set()
 
 
 def test_nothing_is_proposed_where_the_device_is_the_limit():
@@ -254,7 +263,7 @@ def test_no_epoch_takes_less_than_the_floor():
         assert remedy.expected is None or remedy.floor <= remedy.expected + 1e-9
 
 
-@pytest.mark.parametrize(("device_s", "is_named"), [(0.010, True), (0.095, False)])
+@pytest.mark.parametrize(("device_s", "is_named"), [(0.010, True), (0.095, False), (0.0, False)])
 def test_a_step_that_mostly_launches_needs_fewer_launches(device_s, is_named):
     demand = {"step_s": 0.1, "host_s": 0.1, "host_cpu_s": 0.1, "device_s": device_s}
     few_ms = (stage("decode", "imdecode", 0.010),)
