@@ -211,6 +211,7 @@ class LiveDiagnosis:
     def _lead(self, loader: Any, group: together.Group | None) -> None:
         """Diagnose; other ranks take the same steps."""
         leader = group and together.Leader(group)
+        alarm = Alarm()  # the training's, while it waits
 
         def step(batch: object) -> None:
             nonlocal alarm
@@ -226,7 +227,7 @@ class LiveDiagnosis:
                 alarm = set_alarm(own)
 
         self._training.switch()
-        alarm = set_alarm(Alarm())
+        alarm = set_alarm(alarm)
         loop = _LiveLoop(loader, step, leader)
         try:
             diagnosis = self._find(loop, budget_s=self._budget_s, progress=self._progress)
