@@ -97,7 +97,7 @@ class Case:
     also: str = ""
     """Other first remedies that are right; the fixed form does not tell what they gain."""
     kind: str = "seen"
-    """Whether rules were written with it: seen, unseen, held out or fresh (looked at last), real."""
+    """Whether rules were written with it: seen, unseen, held out or fresh (seen last), or real."""
     inside: tuple[str, ...] = ()
     """A command that runs the case's process."""
     timed: bool = True
