@@ -76,7 +76,7 @@ ADVICE = (
      r"|Generator\.(random|integers|normal|uniform|choice|permutation|shuffle|standard_normal)$",
      "draw for many samples at once: rng.random(n)"),
     (r"(os|posix|nt|glob|pathlib|\w+path)\.(\w+\.)*"
-     r"(listdir|scandir|i?glob1?|_iterdir|rglob|iterdir|walk|exists|is_file|isfile|isdir)$",
+     r"(listdir|scandir|i?glob1?|_iterdir|rglob|iterdir|_?walk|exists|is_file|isfile|isdir)$",
      "list the files once, when the data set is made"),
     (r"(requests|urllib3?|http|socket|ssl|boto3|botocore|s3fs|gcsfs|fsspec|aiohttp)\.",
      FETCH_AHEAD),
@@ -99,4 +99,5 @@ def advice_for(name: str) -> str:
         >>> advice_for("own.augment")
         ''
     """
-    return next((text for pattern, text in ADVICE if re.match(pattern, name)), "")
+    function = name.partition(" in ")[0]  # a read's name ends with the transform it is part of
+    return next((text for pattern, text in ADVICE if re.match(pattern, function)), "")
