@@ -104,6 +104,7 @@ def compare(before, after, capsys):
 INTERVAL = re.compile(r"^(\w+( difference)?): ([\d.]+) times as fast \[([\d.]+), ([\d.]+)\]", re.M)
 
 
+@pytest.mark.alone
 def test_half_the_sleep_is_faster_and_the_interval_holds_the_truth(slow, fast, capsys):
     status, out, errors = compare(slow[0], fast[0], capsys)
     assert (status, errors) == (0, "")
@@ -120,6 +121,7 @@ def test_half_the_sleep_is_faster_and_the_interval_holds_the_truth(slow, fast, c
     assert "Changed" not in out
 
 
+@pytest.mark.alone
 def test_the_other_way_round_it_is_slower(slow, fast, capsys):
     verdict, _, ratio, *_ = INTERVAL.match(compare(fast[0], slow[0], capsys)[1]).groups()
     assert verdict == "Slower"
@@ -133,6 +135,7 @@ def test_watch_prints_the_same_comparison_at_its_end(slow, fast, capsys):
     assert said[-len(lines) :] == lines
 
 
+@pytest.mark.long
 def test_the_same_script_twice_is_not_called_faster_or_slower(script, slow, tmp_path, capsys):
     path = tmp_path / "again.json"
     watch(script, "--json", path)
@@ -344,6 +347,7 @@ def test_a_data_set_of_unknown_length_is_named(slow):
 # --- arguments of loaders
 
 
+@pytest.mark.alone
 def test_workers_that_a_script_does_not_ask_for_are_tried(script, slow, tmp_path):
     path = tmp_path / "tried.json"
     words = ["--loader", "num_workers=2,pin_memory=False,persistent_workers=True"]
