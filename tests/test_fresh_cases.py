@@ -95,6 +95,7 @@ def leaves(batch):
     return [tensor for one in each for tensor in leaves(one)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [name for name in LISTED if name not in ELSEWHERE])
 def test_both_forms_deliver_the_same_batches(site, name):
     for batches in zip(*train(site, name), strict=True):

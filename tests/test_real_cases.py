@@ -45,6 +45,7 @@ def batch_of(training):
     return next(iter(batches))
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:Creating a tensor from a list of numpy.ndarrays")
 @pytest.mark.parametrize("name", SAME)
 def test_the_fix_delivers_the_same_samples_in_the_same_order(site, name):
