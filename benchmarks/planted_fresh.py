@@ -2,9 +2,9 @@
 
     name(site, fixed) -> the arguments of `lab.diagnose`, with the bottleneck or without
 
-Someone who had not seen the rules wrote these cases, and their answers, after the rules were frozen
-at commit 392bd531.  They are looked at once: when a rule is changed because of what they show, they
-say nothing more of it.
+Someone who had not seen the rules wrote these cases, and their answers.  Rules changed after that
+as well, but no case had been run with the diagnosis by then.  They are looked at once: when a rule
+is changed because of what they show, they say nothing more of it.
 
 Most data are no photographs: sound, text, tables, depth maps, graphs, points.  As in the other
 planted modules, the device is the limit once the bottleneck is removed, or nothing but the planted
