@@ -39,11 +39,12 @@ from labkit.analysis.rows import Row
 from labkit.analysis.simulated import beside_the_loader, simulated, simulated_hardware
 from labkit.analysis.summary import Summary
 from labkit.analysis.thresholds import DELTA
+from labkit.experiments.catalog import CATALOG
 from labkit.experiments.device_speeds import SUFFIX
 from labkit.machine import gpu, hardware
 from labkit.records import RunInfo
 from labkit.runs.store import StoredRun, newest_runs, readable_reason
-from labkit.settings import AS_PUBLISHED, MIN_JUDGED_BLOCKS, MODES
+from labkit.settings import AS_PUBLISHED, MIN_JUDGED_BLOCKS, MODES, Settings
 
 JUDGED = 2  # weight of a run with verdicts
 # Runs in full mode that come with the project, a folder for each machine.
@@ -140,8 +141,8 @@ def answers(
         )
     if runs is None:
         machine_id = machine_id or hardware.provenance().machine_id
-        runs = newest_runs(results, lambda info: rank_as_answer(info, machine_id)).values()
-    ranked_runs = [(rank_as_answer(run.info), run.folder.name, run) for run in runs]
+        runs = newest_runs(results, lambda info: _rank(info, machine_id)).values()
+    ranked_runs = [(_rank(run.info), run.folder.name, run) for run in runs]
     ranked = sorted((one for one in ranked_runs if one[0] is not None), key=lambda one: one[:2])
     evidence = {run.info.experiment: _Evidence(run, run.summary) for *_, run in ranked}
     published_runs = newest_runs(
@@ -190,6 +191,13 @@ def _reference(claim: Claim, evidence: Mapping[str, _Evidence]) -> dict[str, str
         "reference_group": _group(judged),
         "reference_simulated": _simulated(known, evidence),
     }
+
+
+def _rank(info: RunInfo, machine_id: str | None = None) -> int | None:
+    is_whose = machine_id in (None, info.provenance.machine_id)
+    if is_whose and info.status == "failed" and info.baseline in info.skipped:
+        return -1  # no time, but the reason why the claim cannot be tested
+    return rank_as_answer(info, machine_id)
 
 
 class _Evidence:
@@ -393,10 +401,14 @@ def _why_missing(contrast: Contrast, evidence: _Evidence) -> Answer | None:
     """Return why a run has no number for a variant, or None."""
     if evidence.summary.has_groups:
         return None  # a judge looks the variant up in each of them
+    info = evidence.run.info
+    if info.baseline in info.skipped:
+        why = readable_reason(info.skipped[info.baseline])
+        return Answer(NOT_TESTABLE, f"not testable here: {why}")
     for name in filter(None, (contrast.against, contrast.variant)):
         row = evidence.rows.get(name)
         if row is None:
-            return _not_run("this run has no such variant")
+            return _not_run(_why_no_row(name, info))
         if row.normalized_time is None:
             whose = f"{name}: " if contrast.against else ""
             if row.status == "missing":
@@ -407,6 +419,14 @@ def _why_missing(contrast: Contrast, evidence: _Evidence) -> Answer | None:
             )
             return Answer(NOT_TESTABLE, no_such_arm)
     return None
+
+
+def _why_no_row(name: str, info: RunInfo) -> str:
+    make = CATALOG.get(info.experiment)
+    variant = make(Settings()).variants.get(name) if make else None
+    if variant and variant.full_only and not MODES[info.mode].judged:
+        return "only full mode measures it"
+    return "this run has no such variant"
 
 
 def _say_ratio(

@@ -207,6 +207,21 @@ def test_a_variant_that_cannot_run_here_says_why(tmp_path):
     )
 
 
+def test_a_run_whose_baseline_cannot_run_says_why(tmp_path):
+    why = "tensorflow is not installed"
+    skipped = [fake_trial("one after the other", 0, status="skipped", reason=why)]
+    failed = {"status": "failed", "skipped": {"one after the other": why}}
+    times = {"one after the other": 1.0}
+    make_run(tmp_path, times, experiment="tf_data", trials=skipped, **failed)
+    assert f"tf_data: not testable here: {why}" in answer_to(tmp_path, 22)
+
+
+def test_of_a_variant_that_only_full_mode_has_a_quick_run_says_so(tmp_path):
+    times = {"original": 1.0, "no workers": 1.4}
+    make_run(tmp_path, times, experiment="prefetching_in_depth", mode="quick")
+    assert "in_depth: not run: only full mode measures it" in answer_to(tmp_path, 20)
+
+
 # --- between other variants, and with sides -----------------------------------------------
 
 
