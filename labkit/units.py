@@ -116,6 +116,8 @@ def normalized(x: float | None, low: float | None = None, high: float | None = N
         return UNKNOWN
     # What would be written as 0 has one digit.
     decimals = 3 if x >= 0.0005 or x <= 0 else -math.floor(math.log10(x))
+    if low is not None and high is not None:
+        decimals = max(decimals, _decimals(low, high))
     text = f"{x:.{decimals}f}" if x < 9.9995 else _three_digits(x)
     return text if low is None else f"{text} {interval(low, high)}"
 
@@ -124,18 +126,22 @@ def interval(low: float | None, high: float | None) -> str:
     """Write an interval of normalized times: "[0.81, 0.97]"."""
     if low is None or high is None:
         return UNKNOWN
+    decimals = _decimals(low, high)
+    # Two noisy blocks can give a bound in the thousands, of which no digit means anything.
+    texts = [f"{x:.{decimals}f}" if x < 1000 else "over 999" for x in (low, high)]
+    return f"[{', '.join(texts)}]"
+
+
+def _decimals(low: float, high: float) -> int:
     least = 3 if high - low < 0.1 else 2
     if 0 < high < 0.0005:  # would be written as 0
         least = 1 - math.floor(math.log10(high))
     # As many decimals as show on which side of 1 a bound lies.
-    decimals = next(
+    return next(
         n
         for n in range(least, least + 17)
         if all(x == 1 or float(f"{x:.{n}f}") != 1 for x in (low, high))
     )
-    # Two noisy blocks can give a bound in the thousands, of which no digit means anything.
-    texts = [f"{x:.{decimals}f}" if x < 1000 else "over 999" for x in (low, high)]
-    return f"[{', '.join(texts)}]"
 
 
 def _round(x: float) -> float:

@@ -58,6 +58,7 @@ def test_an_interval_never_hides_on_which_side_of_one_it_lies():
 
 def test_a_normalized_time_is_written_with_the_interval_that_it_has():
     assert units.normalized(0.894, 0.8814, 0.9066) == "0.894 [0.881, 0.907]"
+    assert units.normalized(1.00043, 1.0004, 1.0005) == "1.0004 [1.0004, 1.0005]"
     assert units.normalized(0.894, None, None) == "0.894"
     assert units.normalized(None, None, None) == units.UNKNOWN
 
