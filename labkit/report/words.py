@@ -14,6 +14,7 @@ from labkit import units
 from labkit.analysis import cache_state
 from labkit.analysis import published as documents
 from labkit.analysis.compare import NOTHING, UNSTABLE, Comparison
+from labkit.analysis.equal_work import other_work
 from labkit.analysis.roofline import Pipeline, Speed, pipelines, published_takes
 from labkit.analysis.rows import Row
 from labkit.analysis.simulated import beside_the_loader, describe_rate, simulated
@@ -248,7 +249,13 @@ def _headline_of(summary: Summary, *, with_intervals: bool = True) -> str:
 def _faster_by_other_work(summary: Summary) -> Row | None:
     """Return what took less time than the winner and cannot win, as its work is not the same."""
     names = reasons_against_others(summary)
-    faster = [row for row in summary.rows if row.name in names and (row.ci_high or 1) < 1]
+    faster = [
+        row
+        for row in summary.rows
+        if row.name in names
+        and (row.ci_high or 1) < 1
+        and other_work(summary.info, row.variant, summary.baseline)
+    ]
     return min(faster, key=lambda row: row.normalized_time, default=None)
 
 

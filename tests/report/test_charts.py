@@ -688,6 +688,25 @@ def test_the_title_names_what_is_faster_with_other_work():
     assert re.fullmatch(rf"\d\d\.\d % less time with fast \[.*\] {other}", title)
 
 
+def test_what_chance_explains_is_not_called_other_work():
+    times = {"original": 1.0, "noisy": 0.88, "steady": 0.9, "equal": 1.0}
+    trials = fake_trials(times, noise=0.001)
+    noise = iter((0.955, 1.0, 1.045))
+    trials = [
+        replace(
+            trial,
+            epochs=tuple(replace(e, epoch_s=e.epoch_s * factor) for e in trial.epochs),
+        )
+        for trial in trials
+        for factor in [next(noise) if trial.variant == "noisy" else 1]
+    ]
+    summary = summarize(fake_info([*times]), trials)
+    noisy = next(row for row in summary.rows if row.variant == "noisy")
+    assert noisy.normalized_time < 0.9
+    assert noisy.ci_high < 1
+    assert re.fullmatch(r"\d\d\.\d % less time with steady \[.*\]", words.headline(summary))
+
+
 def test_the_title_of_groups_has_no_intervals():
     groups = {"2 machines": {"alone": 1.0, "slow": 4.0}, "4 machines": {"alone": 1.0, "slow": 0.5}}
     info, trials = fake_groups(
