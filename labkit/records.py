@@ -391,7 +391,8 @@ class Data:
     """Origin of the boxes: "coco" (stored) or "synthesized" (invented)."""
     kind: str = ""
     """The data in words, as "the user's own images"."""
-    manifest_hash: str = UNKNOWN
+    data_hash: str = UNKNOWN
+    """As of `labkit.contracts.Reader`, where the data has a manifest."""
 
 
 @dataclass(frozen=True, kw_only=True)
