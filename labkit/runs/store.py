@@ -284,6 +284,8 @@ def _migrate(stored: Mapping[str, Any]) -> Facts:
         facts["provenance"] = known
     if isinstance(data := facts.get("data"), dict) and "manifest_hash" in data:
         facts["data"] = {"data_hash": data["manifest_hash"], **data}
+    if "names" not in facts and fits(groups := facts.get("groups"), dict[str, str]):
+        facts["names"] = {label: label.removeprefix(f"{own}: ") for label, own in groups.items()}
     if "facts" not in facts and fits(facts.get("variants"), dict[str, dict[str, Plain]]):
         named = {label: with_new_names(own) for label, own in facts["variants"].items()}
         facts["facts"] = record_facts(named)
