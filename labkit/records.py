@@ -391,7 +391,8 @@ class Data:
     """Origin of the boxes: "coco" (stored) or "synthesized" (invented)."""
     kind: str = ""
     """The data in words, as "the user's own images"."""
-    manifest_hash: str = UNKNOWN
+    data_hash: str = UNKNOWN
+    """As of `labkit.contracts.Reader`, where the data has a manifest."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -527,6 +528,8 @@ class RunInfo:
     baseline: str
     groups: Mapping[str, str] = field(default_factory=dict)
     """Label -> group in which it is compared; empty: the run has no groups."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """Label -> the name in its group, as "both" of "x = 2: both"; empty without groups."""
     baselines: Mapping[str, str] = field(default_factory=dict)
     """Group -> its baseline; empty without groups."""
     tasks: Mapping[str, Mapping[str, Plain]] = field(default_factory=dict)
@@ -595,6 +598,10 @@ class RunInfo:
     def group_of(self, variant: str) -> str:
         """Return the group in which a variant is compared; empty where a run has no groups."""
         return self.groups.get(variant, "")
+
+    def name_of(self, variant: str) -> str:
+        """Return a variant's name in its group; without groups it is the label."""
+        return self.names.get(variant, variant)
 
     def x_of(self, variant: str) -> float | None:
         """Return a variant's speed of the device as a multiple of the loading rate, if it has one.

@@ -831,7 +831,7 @@ ROWS: dict[Callable, dict[str, tuple[Callable, str]]] = {
                 "variants": {label: {**values, "device": "simulated", "step": "timed"}
                              for label, values in info["variants"].items()}}),
             "run must have a simulated GPU that this version knows, got one whose host sleeps"),
-        "other data": (changed(lambda info: {"data": {**info["data"], "manifest_hash": "other"}}),
+        "other data": (changed(lambda info: {"data": {**info["data"], "data_hash": "other"}}),
             "data must be what the run began with ("),
         "another machine": (
             changed(lambda info: {"provenance": {**info["provenance"], "machine_id": "other"}}),

@@ -159,6 +159,7 @@ def fake_row(time):
     log_ratios = tuple(math.log(time) + apart for apart in (-0.01, 0.0, 0.01))
     return Row(
         variant="v",
+        name="v",
         status="ok",
         trials=tuple(fake_trial("v", block) for block in range(3)),
         compared=Comparison(log_ratios=log_ratios),

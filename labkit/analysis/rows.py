@@ -39,6 +39,8 @@ class Row(Averages):
     """One variant's numbers; None is unknown."""
 
     variant: str
+    name: str
+    """The label without the group."""
     group: str = ""
     """The group in which the variant is compared; empty where a run has no groups."""
     status: str
@@ -62,11 +64,6 @@ class Row(Averages):
     """The run's own loading rate: the steady rate of the group's baseline, which is the loading
     rate where the loader is the limit; where the device is, it is the device's.  In a roofline, of
     the baseline's loading alone."""
-
-    @property
-    def name(self) -> str:
-        """The label without the group."""
-        return self.variant.removeprefix(f"{self.group}: ")
 
     @property
     def normalized_time(self) -> float | None:
@@ -237,6 +234,7 @@ def _outcome(
     status, reason = ("ok", "") if counted else _why_none(name, info, trials, valid)
     return {
         "variant": name,
+        "name": info.name_of(name),
         "group": group,
         "published": info.published.get(name),
         "status": status,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from labkit.experiments.sweep import timed_alone
+from labkit.experiments.single_operations import timed_alone
 from labkit.runs.experiment import Experiment, Variants, as_experiment, full_only
 from labkit.runs.operation_trials import INPUTS, all_operations
 from labkit.settings import Settings
@@ -57,12 +57,11 @@ def operations(base: Settings) -> Experiment:
         if operation not in INPUTS  # takes pictures
         for width, height in SIZES_PX
     }
-    quick = tuple(f", {width}×{height}" for width, height in SIZES_PX[:QUICK_SIZES])
     return timed_alone(
         base,
         "operations",
         sizes,
-        is_quick=lambda group, library: group.endswith(quick),
+        is_quick=lambda group, library: tuple(sizes[group][1].values()) in SIZES_PX[:QUICK_SIZES],
         question="Which library does which image operation faster?",
         source="[000] OpenCV vs PIL (kaggle yukia18): chart lost",
         notes=(

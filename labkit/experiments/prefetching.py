@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from labkit.experiments.sweep import in_document_order
 from labkit.machine import gpu, hardware
-from labkit.runs.experiment import Experiment, Variants, as_experiment, full_only, with_published
+from labkit.runs.experiment import (
+    Experiment,
+    Variants,
+    as_experiment,
+    full_only,
+    in_document_order,
+    with_published,
+)
 from labkit.settings import SLEEPING, Settings, change_all
 
 # Normalized times that [004] reported: the bar labels of its charts (DOCUMENTS 0.1).

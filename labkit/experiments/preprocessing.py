@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from labkit.experiments.sweep import timed_alone
+from labkit.experiments.single_operations import timed_alone
 from labkit.runs.experiment import Experiment, Variants, as_experiment, with_published
 from labkit.runs.operation_trials import SAMPLE
 from labkit.settings import Settings

@@ -254,7 +254,10 @@ def choose(
 
 
 def _with_own(experiment: Experiment, added: Iterable[str]) -> Experiment:
-    """Return an experiment with variants of the user's own, each the baseline but for changes."""
+    """Return an experiment with variants of the user's own, each the baseline but for changes.
+
+    One that only full mode would measure is measured in every mode, by the name that it has here.
+    """
     added = dict.fromkeys(added)
     if added and (experiment.has_groups or experiment.kind != EPOCHS):
         raise ValueError(
@@ -265,17 +268,18 @@ def _with_own(experiment: Experiment, added: Iterable[str]) -> Experiment:
         for name, value in read_changes(text).items():
             if name in TABLES and name != "storage":  # which may be a medium of labkit.toml
                 pick(dict(TABLES[name]), value, name)
-    own = {text: Variant(settings=with_settings(base, read_changes(text))) for text in added}
-    known = {
-        variant.settings: label for label, variant in experiment.measured(in_full=False).items()
-    }
-    for text, variant in own.items():
-        if variant.settings in known:
-            raise ValueError(
-                f"variant must differ from all others, got {text!r}, which is "
-                f"{known[variant.settings]!r}"
-            )
-    return replace(experiment, variants={**experiment.variants, **own}) if own else experiment
+    variants = dict(experiment.variants)
+    for text in added:
+        settings = with_settings(base, read_changes(text))
+        same = [label for label, each in variants.items() if each.settings == settings]
+        for label in same:
+            if not variants[label].full_only:
+                raise ValueError(
+                    f"variant must differ from all others, got {text!r}, which is {label!r}"
+                )
+        known = [variants.pop(label) for label in same] or [Variant(settings=settings)]
+        variants[text] = replace(known[0], full_only=False)
+    return replace(experiment, variants=variants) if added else experiment
 
 
 def _trains_on_calibrated(experiment: Experiment) -> bool:

@@ -8,9 +8,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from labkit.experiments.sweep import in_document_order
 from labkit.machine import media
-from labkit.runs.experiment import Experiment, full_only, in_groups, with_published
+from labkit.runs.experiment import (
+    Experiment,
+    full_only,
+    in_document_order,
+    in_groups,
+    with_published,
+)
 from labkit.settings import Settings, change_all
 
 # Normalized times that [004] reported: the bar labels of its charts (DOCUMENTS 0.1).

@@ -20,7 +20,7 @@ from labkit.experiments.request import Request
 from labkit.machine import media
 from labkit.records import EPOCHS, effective_settings
 from labkit.resolve import TABLES, complete_here
-from labkit.runs.experiment import Experiment
+from labkit.runs.experiment import Experiment, Variant
 from labkit.runs.schedule import default_blocks
 from labkit.settings import (
     MODES,
@@ -94,13 +94,13 @@ class Form:
         Raises:
             ValueError: no variant is chosen, or a number is none.
         """
-        labels = self._labels()
-        kept = tuple(label for label in labels if self._ticks[label].value)
+        kept = tuple(label for label in self._labels() if self._ticks[label].value)
         if not kept:
             raise ValueError("variants must be at least one, got none; switch one on")
         added = tuple(label for label in self._added if label in kept)
-        is_whole = len(kept) == len(labels) - len(self._added) + len(added)
-        return replace(self._all_variants(), variants=() if is_whole else kept, added=added)
+        asked = replace(self._all_variants(), added=added)
+        is_whole = _measured(asked).keys() == set(kept)
+        return replace(asked, variants=() if is_whole else kept)
 
     def reset(self) -> None:
         """Show what was there at first."""
@@ -177,8 +177,8 @@ class Form:
     def _show_variants(self, added: Iterable[str]) -> None:
         """Show these variants of the user's own after the experiment's."""
         added = list(added)
-        labels = list(replace(self._start, added=tuple(added)).whole().variants)
-        self._added = added
+        whole = replace(self._start, added=tuple(added)).whole()
+        self._added, labels = added, [*self._experiment.variants, *added]
         for label in labels:
             if label not in self._ticks:
                 tick = self._ticks[label] = _tick(label)
@@ -187,7 +187,7 @@ class Form:
         self._variants.show(self._ticks.values())
         baseline = self._controls["baseline"]
         chosen = baseline.value
-        baseline.options = [AUTO, *labels]
+        baseline.options = [AUTO, *whole.variants]
         baseline.value = chosen if chosen in baseline.options else AUTO
 
     def disable(self, *, is_disabled: bool) -> None:
@@ -213,8 +213,7 @@ class Form:
 
     def _labels(self) -> list[str]:
         """List the variants that the chosen mode measures, and the user's own."""
-        is_judged = MODES[self._controls["mode"].value].judged
-        return [*self._experiment.measured(in_full=is_judged), *self._added]
+        return [label for label in _measured(self._all_variants()) if label in self._ticks]
 
     def _all(self) -> list[Widget]:
         return [*self._controls.values(), *self._ticks.values(), *self._variants.fields()]
@@ -284,9 +283,9 @@ class _Variants:
             if is_named:
                 value = getattr(settings, name)
                 text = AUTO if value is None else units.text_of(value)
-                if label == f"{name}={text}":
-                    tick.description = text
-                elif label in shown and text not in label:
+                if label not in shown:  # the user's own
+                    tick.description = text if changes.keys() == {name} else label
+                elif text not in label:
                     tick.description = f"{text} ({label})"
 
     def filled_in(self) -> str:
@@ -303,6 +302,10 @@ class _Variants:
 
     def _offer_values(self, change: dict) -> None:
         self._other_value.options = _choices(change["new"]) if change["new"] else ()
+
+
+def _measured(asked: Request) -> dict[str, Variant]:
+    return asked.whole().measured(in_full=MODES[asked.mode].judged)
 
 
 def _values_of(name: str, settings: Mapping[str, Settings]) -> dict[Any, None]:

@@ -210,7 +210,7 @@ def _axis_in_groups(summary: Summary) -> Axis | None:
         x: dict[str, float | str] = {}
         series = {}
         for label, number in numbers.items():
-            name = label.removeprefix(f"{info.group_of(label)}: ")
+            name = info.name_of(label)
             x[label] = name if number is None else number
             if info.x_axis and number == 0:
                 x[label] = NEVER

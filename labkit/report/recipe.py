@@ -323,7 +323,7 @@ def _places(run: StoredRun, settings: Settings) -> dict[str, object]:
     if data.boxes != "coco":
         return {"FOLDER": folder}
     places = folder.parent / "annotations" / f"instances_{folder.name}.json", folder
-    if data.manifest_hash != UNKNOWN:  # likewise
+    if data.data_hash != UNKNOWN:  # likewise
         places = folder / ANNOTATIONS, folder / "images"
     elif not run.info.shared_from:
         with contextlib.suppress(OSError, ValueError):  # it may have changed since

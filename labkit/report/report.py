@@ -319,7 +319,7 @@ def method_facts(run: StoredRun) -> Pairs:
         units.count_bytes(data.bytes) if data.bytes else "",
         f"folder: {data.folder}" if data.folder else "",
         f"boxes: {data.boxes}" if data.boxes else "",
-        f"manifest {data.manifest_hash[:12]}" if data.manifest_hash != UNKNOWN else "",
+        f"manifest {data.data_hash[:12]}" if data.data_hash != UNKNOWN else "",
     ]
     facts = {
         "run": f"{info.experiment}/{run.folder.name}",

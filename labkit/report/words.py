@@ -21,7 +21,7 @@ from labkit.analysis.simulated import beside_the_loader, describe_rate, simulate
 from labkit.analysis.summary import Summary
 from labkit.analysis.thresholds import DELTA
 from labkit.analysis.winner import reasons_against_others, winner
-from labkit.experiments.device_speeds import SUFFIX
+from labkit.experiments.request import Request
 from labkit.machine import hardware
 from labkit.parts.devices import FREE_LOADER_MIN_AU
 from labkit.parts.storage.disks import MAX_ERROR_SHARE
@@ -356,10 +356,11 @@ def check_baseline(run: StoredRun) -> None:
         ValueError: there is none.
     """
     if run.info.groups:
-        name, suffix, _ = run.info.experiment.partition(SUFFIX)
+        is_roofline = run.info.kind == ROOFLINE
+        of = Request.read(run.info).experiment if is_roofline else "combined"
         raise ValueError(
             f"run must be of an experiment without groups, got {run.info.experiment}; "
-            f"take a run of {name if suffix else 'combined'}"
+            f"take a run of {of or 'another one'}"
         )
     if why := reason(run.summary.rows[0]):
         raise ValueError(

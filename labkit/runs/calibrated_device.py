@@ -52,7 +52,7 @@ class CalibratedDevice:
     """The calibrated device's training rate, and the measurements behind it."""
 
     machine_id: str
-    manifest_hash: str
+    data_hash: str
     """The data's, as of `Reader.data_hash`."""
     input_px: int
     device_images_per_s: float
@@ -179,7 +179,7 @@ def device_of(
             low, high = paired_interval(rates)
             device = CalibratedDevice(
                 machine_id=machine_id,
-                manifest_hash=data_hash,
+                data_hash=data_hash,
                 input_px=settings.input_px,
                 device_images_per_s=TIMES_THE_REFERENCE * fmean(rates),
                 reference_images_per_s=fmean(rates),
@@ -269,7 +269,7 @@ def _half_share(rates: list[float]) -> float:
 
 
 def _key(device: CalibratedDevice) -> tuple[str, str, int]:
-    return device.machine_id, device.manifest_hash, device.input_px
+    return device.machine_id, device.data_hash, device.input_px
 
 
 def read_devices(results: Path | str) -> list[CalibratedDevice]:
@@ -281,6 +281,8 @@ def read_devices(results: Path | str) -> list[CalibratedDevice]:
     path = Path(results) / FILE
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
+        if fits(stored, list[dict[str, Any]]):  # data_hash had another name once
+            stored = [{"data_hash": each.pop("manifest_hash", None), **each} for each in stored]
         if fits(stored, list[CalibratedDevice]):
             devices = [CalibratedDevice(**each) for each in stored]
             if all(map(_is_possible, devices)):

@@ -45,7 +45,7 @@ def check_images(run: ActiveRun, stop: int | None = None) -> None:
     decoders = sorted({chosen.decoder for chosen in run.remaining.values()})
     which = {"start": start, "stop": run.images_looked_at, "decoders": decoders}
     results, depends_on = run.folder.parents[1], _dependencies(run.info, settings) | which
-    has_manifest = run.info.data.manifest_hash != UNKNOWN  # else an image may be another one now
+    has_manifest = run.info.data.data_hash != UNKNOWN  # else an image may be another one now
     kept = find_kept(results, depends_on) if has_manifest else None
     run.progress.say(
         "comparing images, which were decoded before, with the manifest"
@@ -86,7 +86,7 @@ def _dependencies(info: RunInfo, settings: Settings) -> dict[str, object]:
     """Return the facts on which it depends whether an image can be read."""
     return {
         "check": "images",
-        "data": info.data.manifest_hash,
+        "data": info.data.data_hash,
         "subset": settings.subset,
         "seed": settings.seed,
         "machine_id": info.provenance.machine_id,

@@ -227,7 +227,7 @@ def _describe_data(data: str, reader: Reader) -> Data:
         bytes=int(reader.image_bytes.sum()),
         boxes=reader.boxes,
         kind=read_manifest(reader.root).get("kind", "the user's own images"),
-        manifest_hash=reader.data_hash if reader.has_manifest else UNKNOWN,
+        data_hash=reader.data_hash if reader.has_manifest else UNKNOWN,
     )
 
 

@@ -65,7 +65,7 @@ def _prove_disk(
     depends_on = {
         "check": "rates",
         "hardware": str(facts.hardware),
-        "data": run.info.data.manifest_hash,
+        "data": run.info.data.data_hash,
         "packing": settings.packing,
         "storage_format": settings.storage_format,
         "readers": settings.num_workers,
@@ -75,7 +75,7 @@ def _prove_disk(
         "python": here.python,
         "sources": hash_sources(storage),
     }
-    is_data_known = run.info.data.manifest_hash != UNKNOWN  # else a check may be of other files
+    is_data_known = run.info.data.data_hash != UNKNOWN  # else a check may be of other files
     if is_data_known and (kept := find_kept(results, depends_on)):
         return ProvedRates(rates=tuple(kept.result), rates_checked_utc=kept.checked_utc)
     proved = _prove_rates(run, "check_rates", name, labels)

@@ -14,7 +14,7 @@ from typing import Any
 
 from labkit.records import EPOCHS, KINDS, XAxis
 from labkit.runs.store import RESERVED
-from labkit.settings import CORRECTED, PROTOCOLS, Settings, pick
+from labkit.settings import CORRECTED, PROTOCOLS, Settings, change_all, pick
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +26,8 @@ class Variant:
     """The group in which it is compared, as "decode, 640×480"; "" where there are no groups.
 
     The baseline of a group is the experiment's if that is in it, else the group's first."""
+    name: str = ""
+    """How it is named in its group; unset: by its label."""
     task: Mapping[str, Any] = field(default_factory=dict)
     """What its trials need beside the settings: "x", the device's rate ÷ the baseline's loading
     rate; or an operation, its library, and the numbers that its inputs are made from."""
@@ -146,11 +148,13 @@ class Experiment:
             run_fields["tasks"] = {label: dict(variant.task) for label, variant in chosen.items()}
         if self.has_groups:
             groups = {label: variant.group for label, variant in chosen.items()}
+            names = {label: variant.name or label for label, variant in chosen.items()}
             firsts = {group: label for label, group in reversed(groups.items())}
             firsts[groups[self.baseline]] = self.baseline
             order = [variant.group for variant in self.variants.values()]
             run_fields |= {
                 "groups": groups,
+                "names": names,
                 "baselines": {group: firsts[group] for group in order if group in firsts},
             }
         return run_fields
@@ -240,9 +244,20 @@ def in_groups(
         f"{group}: {label}": replace(
             each,
             group=group,
+            name=label,
             full_only=not is_quick(group, label),
             task={**each.task, **(tasks or {}).get(group, {})},
         )
         for group, variants in groups.items()
         for label, each in _wrapped(variants).items()
     }
+
+
+def in_document_order(variants: Mapping[str, Settings]) -> dict[str, Settings]:
+    """Start the first variant cold, and each other one from the cache that was left behind.
+
+    The first variant runs again at the end: its gain is due to the order and the cache alone.
+    """
+    first, settings = next(iter(variants.items()))
+    left = change_all(variants, cache="as found")
+    return left | {first: replace(settings, cache="cold"), f"{first}, again": left[first]}

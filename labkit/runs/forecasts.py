@@ -51,7 +51,7 @@ def forecast(
         blocks=check_blocks(chosen, blocks, experiment.kind),
         variants={label: variant.settings for label, variant in wanted.items()},
         baselines=experiment.grouped(wanted).get("baselines", {"": experiment.baseline}).values(),
-        facts={label: gather_facts(vars(settings)) for label, settings in wanted.items()},
+        facts={label: gather_facts(vars(variant.settings)) for label, variant in wanted.items()},
     )
 
 

@@ -282,6 +282,10 @@ def _migrate(stored: Mapping[str, Any]) -> Facts:
         if isinstance(gpu := known.get("gpu"), dict):
             known["gpu"] = {name: x for name, x in gpu.items() if x is not None}
         facts["provenance"] = known
+    if isinstance(data := facts.get("data"), dict) and "manifest_hash" in data:
+        facts["data"] = {"data_hash": data["manifest_hash"], **data}
+    if "names" not in facts and fits(groups := facts.get("groups"), dict[str, str]):
+        facts["names"] = {label: label.removeprefix(f"{own}: ") for label, own in groups.items()}
     if "facts" not in facts and fits(facts.get("variants"), dict[str, dict[str, Plain]]):
         named = {label: with_new_names(own) for label, own in facts["variants"].items()}
         facts["facts"] = record_facts(named)
@@ -407,7 +411,7 @@ def shareable(info: RunInfo, trials: Iterable[AnyTrial]) -> tuple[Facts, list[Fa
                 "give each a label of its own and run again"
             )
     rows = [split_local(trial.to_row())[0] for trial in trials]
-    data = f"manifest {info.data.manifest_hash[:12]}"
+    data = f"manifest {info.data.data_hash[:12]}"
     of_rows = (row["settings"] for row in rows if "settings" in row)
     for settings in (*shared["variants"].values(), *of_rows):
         if "data" in settings:

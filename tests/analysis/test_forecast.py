@@ -10,8 +10,10 @@ import pytest
 from fake_runs import save_rows
 from fakes import fake_info, fake_trial, fake_trials
 
+import labkit as lab
 from labkit.analysis.forecast import forecast, noise_of
 from labkit.analysis.statistics import detectable_share
+from labkit.machine import hardware
 from labkit.records import OperationTrial
 from labkit.resolve import gather_facts
 from labkit.runs.store import earlier_runs, load_run
@@ -121,3 +123,14 @@ def test_operations_take_at_least_their_rounds_or_what_they_took_in_the_last_run
     leave_run(tmp_path, trials, kind="operation")
     expected = expect(tmp_path, variants=variants, round_s=0.02)
     assert (expected.total_s, expected.timed) == (pytest.approx(40 * 0.04), False)
+
+
+def test_loading_alone_is_not_judged_and_so_hides_no_effect_of_an_experiment(tmp_path):
+    noisy_run(tmp_path, provenance={"machine_id": hardware.provenance().machine_id})
+    compared = {name: Settings(prefetcher=name) for name in ("none", "both")}
+    alone = {"loading alone": Settings(step="nothing")}
+    smallest = [
+        lab.forecast(lab.Experiment("prefetching", question="?", variants=each), results=tmp_path)
+        for each in (compared, compared | alone)
+    ]
+    assert smallest[0].mde == smallest[1].mde == pytest.approx(detectable_share(0.02, 10, 0.05))

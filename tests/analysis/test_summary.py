@@ -22,7 +22,8 @@ from scipy import stats
 
 from labkit.analysis.statistics import blocks_needed
 from labkit.analysis.summary import summarize
-from labkit.settings import AS_PUBLISHED
+from labkit.runs.experiment import Experiment, Variant
+from labkit.settings import AS_PUBLISHED, Settings
 
 
 def two_variants(times_s, mode="full", **info):
@@ -445,3 +446,13 @@ def test_memory_is_the_most_that_any_trial_held():
     runs[0] = dataclasses.replace(runs[0], gpu_allocated_bytes=3, gpu_reserved_bytes=5)
     (row,) = summarize(fake_info(["base"]), runs).rows
     assert (row.gpu_allocated_bytes, row.gpu_reserved_bytes) == (3, 5)
+
+
+def test_a_variant_is_named_in_its_group_as_the_experiment_names_it():
+    variants = {
+        "1": Variant(settings=Settings(), group="cold", name="folder"),
+        "2": Variant(settings=Settings(packing="lmdb"), group="cold"),
+    }
+    fields = Experiment("mine", question="?", variants=variants).grouped(variants)
+    summary = summarize(fake_info([*variants], **fields), fake_trials({"1": 1.0, "2": 0.5}))
+    assert [row.name for row in summary.rows] == ["folder", "2"]

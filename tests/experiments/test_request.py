@@ -148,6 +148,29 @@ def test_a_variant_that_the_mode_does_not_measure_is_refused():
     assert [label for label, one in built.variants.items() if one.full_only] == ["opencv"]
 
 
+def test_a_variant_of_ones_own_is_measured_once_in_every_mode():
+    base = lab.Settings(decoder="pillow")
+    in_full = with_published({"opencv": 0.9}, {"opencv": replace(base, decoder="opencv")})
+    listed = replace(OWN, variants={"pillow": base, **full_only(in_full)})
+    for mode in ("quick", "full"):
+        built = Request(experiment=listed, mode=mode, added=("decoder=opencv",)).build()
+        measured = built.measured(in_full=mode == "full")
+        assert figures(replace(built, variants=measured)) == {
+            "pillow": None,
+            "decoder=opencv": 0.9,
+        }
+
+
+def test_a_variant_of_ones_own_that_is_there_already_is_refused():
+    twice = ("decoder=simplejpeg,num_workers=1", "num_workers=1,decoder=simplejpeg")
+    message = f"variant must differ from all others, got {twice[1]!r}, which is {twice[0]!r}"
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        Request(experiment=OWN, added=twice).build()
+    message = "variant must differ from all others, got 'decoder=opencv', which is 'opencv'"
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        lab.choose(OWN, add=["decoder=opencv"])
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [

@@ -131,6 +131,22 @@ def test_a_value_that_is_there_is_ticked():
     assert form.request() == Request(experiment="workers")
 
 
+def test_a_value_that_full_mode_measures_anyway_is_shown_once_there():
+    form = Form(Request(experiment="prefetch_factor"))
+    labelled(form.box, "prefetch_factor").value = "16"
+    form.add()
+    assert form.refresh().added == ("prefetch_factor=16",)
+    labelled(form.box, "mode").value = "full"
+    asked = form.refresh()
+    assert [text.split()[0] for text in ticks(form)] == ["2", "1", "4", "8", "16"]
+    assert asked == Request(
+        experiment="prefetch_factor", mode="full", added=("prefetch_factor=16",)
+    )
+    labelled(form.box, "16").value = False
+    left = form.request().build().settings.values()
+    assert [settings.prefetch_factor for settings in left] == [2, 1, 4, 8]
+
+
 def test_several_values_make_one_variant_and_a_setting_that_varied_not_may_be_one_of_them():
     form = Form(Request(experiment="workers"))
     labelled(form.box, "num_workers").value = "0"

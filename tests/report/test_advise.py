@@ -113,6 +113,7 @@ def test_a_way_that_could_not_be_measured_is_named_with_its_reason(tmp_path):
     info = replace(
         run.info,
         groups={**run.info.groups, **labels},
+        names={**run.info.names, **dict.fromkeys(labels, "packed, in order")},
         variants={**run.info.variants, **dict.fromkeys(labels, Settings(cache=0))},
         skipped=dict.fromkeys(labels, why),
     )

@@ -43,7 +43,7 @@ FEW = {"num_workers": 0, "batch_size": 8, "input_px": 64, "preprocessor": "class
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "results" / "examples" / "2-cores-simulated"
 PROGRAMS = ROOT / "labkit" / "recipes"
-COCO = {"boxes": "coco", "manifest_hash": "abc"}
+COCO = {"boxes": "coco", "data_hash": "abc"}
 
 
 def make_run(times, *, mode="quick", blocks=3, variants=None, trials=None, data=COCO, **info):
@@ -355,7 +355,7 @@ def test_labels_of_a_tree_are_its_folders(delivered):
     ],
 )
 def test_data_of_another_machine_is_named_as_it_lies_there(manifest, images, boxes):
-    about = {"boxes": "coco", "manifest_hash": manifest}
+    about = {"boxes": "coco", "data_hash": manifest}
     text = recipe_of(about, data="far/val2017")
     assert f"FOLDER = Path('{images}')\n" in text
     assert f"ANNOTATIONS = Path('{boxes}')\n" in text

@@ -123,6 +123,15 @@ def test_speeds_of_another_machine_are_said_not_to_be_used(calibrated, photos, t
     assert f"{FILE} also holds speeds of other machines, which are not used here" in said
 
 
+def test_a_device_that_an_earlier_version_kept_is_used(calibrated, photos, tmp_path):
+    device, results = calibrated
+    (kept,) = json.loads((results / FILE).read_text())
+    earlier = {"manifest_hash" if name == "data_hash" else name: x for name, x in kept.items()}
+    (tmp_path / FILE).write_text(json.dumps([earlier]))
+    settings = Settings(data=str(photos), input_px=64)
+    assert device_of(settings, tmp_path, ask=print, progress=False) == device
+
+
 def test_data_sets_without_a_manifest_are_told_apart(photos, tmp_path):
     for images in (8, 9):
         (tmp_path / str(images)).mkdir()
@@ -130,7 +139,7 @@ def test_data_sets_without_a_manifest_are_told_apart(photos, tmp_path):
             shutil.copy(path, tmp_path / str(images))
         lab.calibrate(str(tmp_path / str(images)), 64, results=tmp_path, progress=False)
     first, second = json.loads((tmp_path / FILE).read_text())
-    assert first["manifest_hash"] != second["manifest_hash"]
+    assert first["data_hash"] != second["data_hash"]
 
 
 @pytest.mark.parametrize(

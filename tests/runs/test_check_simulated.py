@@ -44,7 +44,7 @@ class Asked(ActiveRun):
     Its baseline reads real files, and `settings` of the variant hdd are given.
     """
 
-    def __init__(self, results, answers, *, provenance=(), manifest_hash="h", **settings):
+    def __init__(self, results, answers, *, provenance=(), data_hash="h", **settings):
         self.answers, self.asked = list(answers), 0
         chosen = {"storage": "throttled", "num_workers": 2, "batch_size": 8, **settings}
         info = fake_info(
@@ -52,7 +52,7 @@ class Asked(ActiveRun):
             variants={"ssd": {"storage": "here", "num_workers": 2}, "hdd": chosen},
             provenance={"machine_id": "m", "kernel": "6.1", **dict(provenance)},
             storages={"throttled": {"hardware": asdict(THROTTLED_DISK)}},
-            data={"manifest_hash": manifest_hash},
+            data={"data_hash": data_hash},
         )
         parts = {"hdd": SimpleNamespace(storage=SimpleNamespace(hardware=THROTTLED_DISK))}
         folder = create_run(results, info)
@@ -88,7 +88,7 @@ def test_a_disk_that_delivers_its_rates_is_not_asked_again(tmp_path):
         {"provenance": {"machine_id": "another"}},
         {"provenance": {"python": "3.14"}},
         {"packing": "raw"},
-        {"manifest_hash": "other"},
+        {"data_hash": "other"},
     ],
     ids=str,
 )
@@ -101,7 +101,7 @@ def test_a_disk_is_asked_again_where_its_rates_may_be_others(tmp_path, changes):
 
 def test_rates_of_data_without_a_manifest_are_not_kept(tmp_path):
     for _ in range(2):  # the second folder may hold other images
-        run = Asked(tmp_path, [[RATE]], manifest_hash=UNKNOWN)
+        run = Asked(tmp_path, [[RATE]], data_hash=UNKNOWN)
         check_storages_and_links(run)
         assert run.asked == 1
 

@@ -46,8 +46,10 @@ def test_what_earlier_versions_wrote_otherwise_is_read_as_today(tmp_path):
     earlier |= {"provenance": {"cores": 2, "cpu_count": "unknown", "virtual": "unknown"}}
     earlier |= {"shared": {"opened_utc": "", "from": "2 cores"}, "accelerator": "x", "dial": None}
     earlier |= {"calibration": {"gpu_images_per_s": 900.0, "load_images_per_s": 410.0}}
+    earlier |= {"data": {"manifest_hash": "abc", "images": 4}}
     info = store.from_json(earlier)
     assert info.calibration.real_gpu_images_per_s == 900.0
+    assert (info.data.data_hash, info.data.images) == ("abc", 4)
     assert (info.shuffled, info.notes, info.local_notes) == (False, (), tuple(earlier["notes"]))
     provenance = info.provenance
     assert (provenance.cores, provenance.cpu_count, provenance.virtual) == (2, None, None)

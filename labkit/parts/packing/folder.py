@@ -46,8 +46,8 @@ class FolderReader:
 
     root: Path
     boxes: str
-    manifest_sha256: str
-    """In hex; empty where there is no manifest."""
+    has_manifest: bool
+    """Whether labkit made the folder, with a manifest of every file."""
     stored: str
     """jpeg, or resized: scaled down from other data."""
     listing: Listing
@@ -106,16 +106,11 @@ class FolderReader:
         known = [self.annotations] if self.annotations else []
         return (*known, self.root / MANIFEST) if self.has_manifest else tuple(known)
 
-    @property
-    def has_manifest(self) -> bool:
-        """Whether labkit made the folder, with a manifest of every file."""
-        return bool(self.manifest_sha256)
-
-    @property
+    @cached_property
     def data_hash(self) -> str:
         """The manifest's SHA-256; without one, "sizes:" and that of the files' names and sizes."""
         if self.has_manifest:
-            return self.manifest_sha256
+            return sha256((self.root / MANIFEST).read_bytes())
         lines = (f"{self.name(i)}\0{size}\n" for i, size in enumerate(self.image_bytes.tolist()))
         digest = hashlib.sha256()
         for line in lines:
@@ -149,7 +144,7 @@ class FolderReader:
         entries: dict[str, dict] = {}
         compared = []
         if self.has_manifest:
-            changed = difference(self.root / MANIFEST, {"sha256": self.manifest_sha256})
+            changed = difference(self.root / MANIFEST, {"sha256": self.data_hash})
             if changed:  # then its entries for the files cannot be used
                 return [changed]
             manifest = read_manifest(self.root)
@@ -188,7 +183,6 @@ def open_folder(path: Path | str) -> FolderReader:
     if not root.is_dir():
         raise FileNotFoundError(f"data must be an existing folder, got {str(path)!r}; {LAYOUTS}")
     manifest = read_manifest(root)
-    manifest_sha256 = sha256((root / MANIFEST).read_bytes()) if manifest else ""
     if "packing" in manifest:
         raise ValueError(
             f"packing must be {manifest['packing']!r} for {str(path)!r}, which is packed so, "
@@ -214,14 +208,17 @@ def open_folder(path: Path | str) -> FolderReader:
     if not names:
         of = f", none of the images in {annotated[0]}" if annotated else ", no .jpg file below it"
         raise ValueError(f"data must hold JPEG images, got {str(path)!r}{of}; {LAYOUTS}")
-    return FolderReader(
+    reader = FolderReader(
         root=root,
         boxes="coco" if annotated else "synthesized",
-        manifest_sha256=manifest_sha256,
+        has_manifest=bool(manifest),
         stored=manifest.get("stored", "jpeg"),
         listing=Listing.of_names(names, **boxes),
         annotations=annotations,
     )
+    if reader.has_manifest:
+        _ = reader.data_hash  # kept, as `verify` compares a later manifest with this one
+    return reader
 
 
 def write_folder(

@@ -1,25 +1,14 @@
-"""What experiments of several modules share: ways to make variants of settings."""
+"""Experiments that time single operations, without files and workers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 from labkit.parts.operations import MEANINGS
 from labkit.runs.experiment import Experiment, Variant, in_groups
 from labkit.runs.operation_trials import all_operations
-from labkit.settings import Settings, change_all
-
-
-def in_document_order(variants: Mapping[str, Settings]) -> dict[str, Settings]:
-    """Start the first variant cold, and each other one from the cache that was left behind.
-
-    The first variant runs again at the end: its gain is due to the order and the cache alone.
-    """
-    first, settings = next(iter(variants.items()))
-    left = change_all(variants, cache="as found")
-    return left | {first: replace(settings, cache="cold"), f"{first}, again": left[first]}
+from labkit.settings import Settings
 
 
 def timed_alone(
