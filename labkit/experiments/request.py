@@ -36,7 +36,8 @@ class Request:
     variants: tuple[str, ...] = ()
     """Labels of the variants to run; empty: all."""
     added: tuple[str, ...] = ()
-    """Variants of the user's own, by what they change of the baseline: "num_workers=8"."""
+    """Variants of the user's own: "num_workers=8" is like the baseline, "simplified, num_workers=8"
+    like the variant simplified."""
     baseline: str | None = None
     """Label of the baseline; unset: the experiment's."""
     roofline: bool = False
@@ -227,7 +228,7 @@ def choose(
         variants: labels that stay; none: all.
         baseline: what the others are divided by; unset: the experiment's own.
         add: variants of one's own, as what they change of the baseline: "num_workers=8", or
-            "num_workers=8,decoder=pillow".
+            "num_workers=8,decoder=pillow"; of another variant: "simplified, num_workers=8".
 
     Returns:
         The changed experiment, without the document's figures if it has another baseline.
@@ -253,27 +254,51 @@ def choose(
     return replace(asked, mode="full", **chosen).build()  # those of full mode can be chosen, too
 
 
-def _with_own(experiment: Experiment, added: Iterable[str]) -> Experiment:
-    """Return an experiment with variants of the user's own, each the baseline but for changes."""
-    added = dict.fromkeys(added)
-    if added and (experiment.has_groups or experiment.kind != EPOCHS):
+def like_another(experiment: Experiment, text: str) -> Variant:
+    """Return a variant of the user's own: another one of an experiment, with changes.
+
+    Args:
+        experiment: without variants of the user's own.
+        text: as one of `Request.added`.
+
+    Raises:
+        ValueError: an unknown setting or value; or the variants are in groups, and none is named.
+    """
+    # The longest, as a label may begin with another one.
+    labels = sorted(experiment.variants, key=len, reverse=True)
+    named = next((label for label in labels if text.startswith(f"{label}, ")), "")
+    if experiment.has_groups and not named:
         raise ValueError(
-            f"add must be left out of {experiment.name}, whose variants are compared in groups"
+            f"variant must begin with the label of one of {experiment.name}, whose variants are in "
+            f"groups, got {text!r}; for example: {experiment.baseline}, {text}"
         )
-    base = experiment.variants[experiment.baseline].settings
-    for text in added:
-        for name, value in read_changes(text).items():
-            if name in TABLES and name != "storage":  # which may be a medium of labkit.toml
-                pick(dict(TABLES[name]), value, name)
-    own = {text: Variant(settings=with_settings(base, read_changes(text))) for text in added}
+    changes = read_changes(text.removeprefix(f"{named}, ") if named else text)
+    for name, value in changes.items():
+        if name in TABLES and name != "storage":  # which may be a medium of labkit.toml
+            pick(dict(TABLES[name]), value, name)
+    like = experiment.variants[named or experiment.baseline]
+    changed = with_settings(like.settings, changes)
+    return replace(like, settings=changed, published=None, full_only=False)
+
+
+def _with_own(experiment: Experiment, added: Iterable[str]) -> Experiment:
+    """Return an experiment with variants of the user's own."""
+    added = dict.fromkeys(added)
+    if added and experiment.kind != EPOCHS:
+        raise ValueError(
+            f"add must be left out of {experiment.name}, which times single operations; "
+            "add a variant to an experiment that times epochs, as preprocessing"
+        )
+    own = {text: like_another(experiment, text) for text in added}
     known = {
-        variant.settings: label for label, variant in experiment.measured(in_full=False).items()
+        (variant.settings, variant.group): label
+        for label, variant in experiment.measured(in_full=False).items()
     }
     for text, variant in own.items():
-        if variant.settings in known:
+        same = known.get((variant.settings, variant.group))
+        if same is not None:
             raise ValueError(
-                f"variant must differ from all others, got {text!r}, which is "
-                f"{known[variant.settings]!r}"
+                f"variant must differ from all others, got {text!r}, which is {same!r}"
             )
     return replace(experiment, variants={**experiment.variants, **own}) if own else experiment
 
