@@ -44,9 +44,9 @@ test-long: .venv/dev
 gpu: .venv/dev
 	$(BIN)/python -m benchmarks.gpu
 
-# Charts and tables in the notebooks are those of the runs in results/examples.
+# Draws the charts and the page of results/examples, and writes the outputs of the notebooks, which show these runs.
 notebooks: .venv/dev
-	$(BIN)/python -m benchmarks.notebooks
+	$(BIN)/python -m benchmarks.notebooks --charts
 
 docs: .venv/docs
 	$(BIN)/sphinx-build -W --keep-going --quiet --fresh-env -c docs . build/docs

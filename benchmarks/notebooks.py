@@ -1,7 +1,8 @@
 """Write the outputs of the notebooks from the runs in results/examples, or check that they match.
 
-    python -m benchmarks.notebooks            after new runs there, or new charts
-    python -m benchmarks.notebooks --check    part of `make test`
+    python -m benchmarks.notebooks             before each commit
+    python -m benchmarks.notebooks --charts    `make notebooks`: the runs' charts and page first
+    python -m benchmarks.notebooks --check     part of `make test`
 
 Readers on GitHub then see charts and tables of runs that are in this repository.  Cells that look
 at the reader's machine (the form, `doctor`, `diagnose`, …) keep no output, and neither do those of
@@ -22,6 +23,7 @@ import nbformat
 import labkit as lab
 from benchmarks import frame
 from labkit.claims.ledger import REFERENCE
+from labkit.report.figures import write
 
 NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
 ROOFLINE = "{}_roofline"
@@ -97,12 +99,29 @@ def differences(committed: nbformat.NotebookNode, expected: nbformat.NotebookNod
     ]
 
 
+def redraw() -> None:
+    """Write the charts of the runs anew, and the page of all of them.
+
+    Of a run's charts the first is written, and others where there is a file.
+    """
+    for folder in lab.list_runs(REFERENCE, "*"):
+        run = lab.find_run(folder)
+        for kind in run.charts:
+            path = folder / f"{'chart' if kind == run.charts[0] else kind}.png"
+            if kind == run.charts[0] or path.exists():
+                write(run.chart(kind), path)
+    lab.report(results=REFERENCE, markdown=False)
+
+
 def main() -> int:
     """Write or check all notebooks; return the exit status."""
     parser = frame.parser(__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing")
+    parser.add_argument("--charts", action="store_true", help="redraw charts and page first")
     options = parser.parse_args()
     status = 0
+    if options.charts:
+        redraw()
     for path in NOTEBOOKS:
         committed, expected = nbformat.read(path, as_version=4), with_outputs(path)
         if not (changed := differences(committed, expected)):

@@ -432,7 +432,10 @@ def _run_options() -> argparse.ArgumentParser:
     )
     text = "run this variant only; can be given several times"
     made.add_argument("--variant", action="append", default=[], metavar="LABEL", help=text)
-    text = "also run the baseline with changes, as num_workers=8,decoder=pillow; several times"
+    text = (
+        "also run the baseline with changes, as num_workers=8,decoder=pillow, or another variant: "
+        "'opencv, num_workers=8'; can be given several times"
+    )
     made.add_argument("--add", action="append", default=[], metavar="CHANGES", help=text)
     made.add_argument("--baseline", metavar="LABEL", help="reference variant (= 1.0)")
     settings = made.add_argument_group("settings, for all variants")

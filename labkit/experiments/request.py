@@ -36,7 +36,8 @@ class Request:
     variants: tuple[str, ...] = ()
     """Labels of the variants to run; empty: all."""
     added: tuple[str, ...] = ()
-    """Variants of the user's own, by what they change of the baseline: "num_workers=8"."""
+    """Variants of the user's own: "num_workers=8" is like the baseline, "simplified, num_workers=8"
+    like the variant simplified."""
     baseline: str | None = None
     """Label of the baseline; unset: the experiment's."""
     roofline: bool = False
@@ -227,7 +228,7 @@ def choose(
         variants: labels that stay; none: all.
         baseline: what the others are divided by; unset: the experiment's own.
         add: variants of one's own, as what they change of the baseline: "num_workers=8", or
-            "num_workers=8,decoder=pillow".
+            "num_workers=8,decoder=pillow"; of another variant: "simplified, num_workers=8".
 
     Returns:
         The changed experiment, without the document's figures if it has another baseline.
@@ -253,32 +254,65 @@ def choose(
     return replace(asked, mode="full", **chosen).build()  # those of full mode can be chosen, too
 
 
+def like_another(experiment: Experiment, text: str) -> Variant:
+    """Return a variant of the user's own: another one of an experiment, with changes.
+
+    Args:
+        experiment: without variants of the user's own.
+        text: as one of `Request.added`.
+
+    Raises:
+        ValueError: an unknown setting or value; or the variants are in groups, and none is named.
+    """
+    # The longest, as a label may begin with another one.
+    labels = sorted(experiment.variants, key=len, reverse=True)
+    named = next((label for label in labels if text.startswith(f"{label}, ")), "")
+    if experiment.has_groups and not named:
+        raise ValueError(
+            f"variant must begin with the label of one of {experiment.name}, whose variants are in "
+            f"groups, got {text!r}; for example: {experiment.baseline}, {text}"
+        )
+    changed = text.removeprefix(f"{named}, ") if named else text
+    changes = read_changes(changed)
+    for name, value in changes.items():
+        if name in TABLES and name != "storage":  # which may be a medium of labkit.toml
+            pick(dict(TABLES[name]), value, name)
+    like = experiment.variants[named or experiment.baseline]
+    return replace(
+        like,
+        settings=with_settings(like.settings, changes),
+        name=like.name and f"{like.name}, {changed}",
+        published=None,
+        full_only=False,
+    )
+
+
 def _with_own(experiment: Experiment, added: Iterable[str]) -> Experiment:
-    """Return an experiment with variants of the user's own, each the baseline but for changes.
+    """Return an experiment with variants of the user's own.
 
     One that only full mode would measure is measured in every mode, by the name that it has here.
     """
     added = dict.fromkeys(added)
-    if added and (experiment.has_groups or experiment.kind != EPOCHS):
+    if added and experiment.kind != EPOCHS:
         raise ValueError(
-            f"add must be left out of {experiment.name}, whose variants are compared in groups"
+            f"add must be left out of {experiment.name}, which times single operations; "
+            "add a variant to an experiment that times epochs, as preprocessing"
         )
-    base = experiment.variants[experiment.baseline].settings
-    for text in added:
-        for name, value in read_changes(text).items():
-            if name in TABLES and name != "storage":  # which may be a medium of labkit.toml
-                pick(dict(TABLES[name]), value, name)
     variants = dict(experiment.variants)
     for text in added:
-        settings = with_settings(base, read_changes(text))
-        same = [label for label, each in variants.items() if each.settings == settings]
+        own = like_another(experiment, text)
+        same = [
+            label
+            for label, each in variants.items()
+            if (each.settings, each.group) == (own.settings, own.group)
+        ]
         for label in same:
             if not variants[label].full_only:
                 raise ValueError(
                     f"variant must differ from all others, got {text!r}, which is {label!r}"
                 )
-        known = [variants.pop(label) for label in same] or [Variant(settings=settings)]
-        variants[text] = replace(known[0], full_only=False)
+        known = [variants.pop(label) for label in same]
+        variants[text] = replace(known[0], full_only=False) if known else own
     return replace(experiment, variants=variants) if added else experiment
 
 

@@ -79,6 +79,11 @@ class EarlierRuns:
         )
 
     @property
+    def folders(self) -> list[Path]:
+        """The folders of all runs, the newest first."""
+        return [run.folder for run in self._runs]
+
+    @property
     def chosen(self) -> tuple[Path, ...]:
         """The folders of the chosen runs."""
         return self._list.value

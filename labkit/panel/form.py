@@ -2,13 +2,14 @@
 
     Request ──▶ Form ── request() ──▶ Request
 
-Variants are ticks with the values that they vary; a value that is added makes another variant.  A
-control that is left alone shows "auto", and its help says what a run would use.
+Variants are ticks with the values that they vary.  Values that are added make another variant, like
+the baseline or another one but for these.  A control that is left alone shows "auto", and its help
+says what a run would use.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from labkit import units
 from labkit.analysis.summary import in_common
 from labkit.experiments.device_speeds import has_roofline
-from labkit.experiments.request import Request
+from labkit.experiments.request import Request, like_another
 from labkit.machine import media
 from labkit.records import EPOCHS, effective_settings
 from labkit.resolve import TABLES, complete_here
@@ -28,8 +29,6 @@ from labkit.settings import (
     Settings,
     field_kinds,
     help_texts,
-    read_changes,
-    with_settings,
 )
 
 if TYPE_CHECKING:
@@ -150,12 +149,16 @@ class Form:
         Raises:
             ValueError: there is no such setting or value.
         """
-        text = self._variants.filled_in()
+        text = self._variants.filled_in(self._added)
         if not text:
             return
-        whole = self._whole()
-        wanted = with_settings(whole.settings[whole.baseline], read_changes(text))
-        known = [label for label in self._labels() if whole.settings[label] == wanted]
+        wanted = like_another(replace(self._all_variants(), added=()).whole(), text)
+        whole = self._whole().variants
+        known = [
+            label
+            for label in self._labels()
+            if (whole[label].settings, whole[label].group) == (wanted.settings, wanted.group)
+        ]
         if not known:
             self._show_variants([*self._added, text])
         self._ticks[(known or [text])[0]].value = True
@@ -184,7 +187,7 @@ class Form:
                 tick = self._ticks[label] = _tick(label)
                 tick.observe(self._changed, "value")
         self._ticks = {label: self._ticks[label] for label in labels}
-        self._variants.show(self._ticks.values())
+        self._variants.show(self._ticks)
         baseline = self._controls["baseline"]
         chosen = baseline.value
         baseline.options = [AUTO, *whole.variants]
@@ -207,8 +210,8 @@ class Form:
         fold = widgets.ToggleButton(description="More settings", tooltip="Show all other settings")
         _display(hidden, is_shown=False)
         fold.observe(lambda change: _display(hidden, is_shown=change["new"]), "value")
-        can_add = not self._experiment.has_groups and self._experiment.kind == EPOCHS
-        add = [widgets.Label("Add"), *self._variants.fields()] if can_add else []
+        can_add = self._experiment.kind == EPOCHS
+        add = [widgets.Label("Add a variant"), *self._variants.fields()] if can_add else []
         return widgets.VBox([self._variants.box, row([*add, fold]), first, hidden])
 
     def _labels(self) -> list[str]:
@@ -230,11 +233,18 @@ class _Variants:
         import ipywidgets as widgets
 
         self._labels, shared = tuple(experiment.variants), _shared(experiment)
+        self._baseline = experiment.baseline
+        # A variant that is like this one is named by its values alone.
+        self._unnamed = "" if experiment.has_groups else experiment.baseline
         used = effective_settings(experiment.kind)
         names = [name for name in field_kinds() if name in used and name != "data"]
         self._name, self._help = widgets.Label(), widgets.HTML()
         self._ticks = row([])
         self._values = {name: _new_value(name) for name in names if name not in shared}
+        self._like = widgets.Dropdown(
+            description="like", tooltip="The variant to change", layout={"width": "230px"}
+        )
+        self._like.style.description_width = "initial"
         self._other = widgets.Dropdown(
             description="another setting", options=["", *(name for name in names if name in shared)]
         )
@@ -242,7 +252,7 @@ class _Variants:
         self._other.observe(self._offer_values, "value")
         self.button = widgets.Button(
             description="Add",
-            tooltip="Measure the baseline with these values, too",
+            tooltip="Measure this variant with these values, too",
             layout={"width": "auto"},
         )
         self._other.style.description_width = "initial"
@@ -251,11 +261,14 @@ class _Variants:
 
     def fields(self) -> list[Widget]:
         """List what can be filled in and pressed."""
-        return [*self._values.values(), self._other, self._other_value, self.button]
+        return [self._like, *self._values.values(), self._other, self._other_value, self.button]
 
-    def show(self, ticks: Iterable[Widget]) -> None:
-        """Show a tick for each variant."""
-        self._ticks.children = [self._name, *ticks]
+    def show(self, ticks: Mapping[str, Widget]) -> None:
+        """Show a tick for each variant, and offer each as the one that another is like."""
+        self._ticks.children = [self._name, *ticks.values()]
+        like = self._like.value
+        self._like.options = list(ticks)
+        self._like.value = like if like in ticks else self._baseline
 
     def describe(self, ticks: Mapping[str, Widget], whole: Experiment) -> None:
         """Write the values that variants vary beside their ticks.
@@ -288,15 +301,25 @@ class _Variants:
                 elif text not in label:
                     tick.description = f"{text} ({label})"
 
-    def filled_in(self) -> str:
-        """Return the values that are filled in: "num_workers=8"; empty where there are none."""
+    def filled_in(self, added: Collection[str]) -> str:
+        """Return the variant that is filled in, as in `Request.added`; "" without values.
+
+        Args:
+            added: the variants of the user's own.
+        """
         words = {name: field.value.strip() for name, field in self._values.items()}
         if self._other.value:
             words[self._other.value] = self._other_value.value.strip()
-        return ",".join(f"{name}={word}" for name, word in words.items() if word)
+        values = ",".join(f"{name}={word}" for name, word in words.items() if word)
+        if not values or self._like.value == self._unnamed:
+            return values
+        # One of the user's own gets more values; others are named by their labels.
+        separator = "," if self._like.value in added else ", "
+        return f"{self._like.value}{separator}{values}"
 
     def clear(self) -> None:
         """Fill in nothing."""
+        self._like.value = self._baseline
         for field in (*self._values.values(), self._other, self._other_value):
             field.value = ""
 

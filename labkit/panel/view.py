@@ -122,15 +122,16 @@ def panel(
         **settings: settings for all variants, as ``data="data/coco", num_workers=4``.
 
     Returns:
-        A widget that shows itself at the end of a cell.  Its `run` is the run that it shows, the
-        one in progress or else the newest.  Nothing is run before the user presses *Run*.
+        A widget that shows itself at the end of a cell.  Its `run` is the run that it shows: the
+        one in progress or else the newest, or what was chosen with *Show*.  Nothing is run before
+        the user presses *Run*.
 
     Raises:
         ValueError: an unknown experiment, mode or setting; the choices are listed.
 
     Examples:
-        >>> form = lab.panel("preprocessing", num_workers=0)
-        >>> form.run.info.experiment
+        >>> panel = lab.panel("preprocessing", num_workers=0)
+        >>> panel.run.info.experiment
         'preprocessing'
     """
     asked = Request.of(experiment or _first())
@@ -218,10 +219,11 @@ class Panel:
     def __init__(self, start: Request, results: Path) -> None:
         import ipywidgets as widgets
 
-        self._start, self._changing = start, threading.Lock()
+        self._start, self._changing, self._drawing = start, threading.Lock(), threading.RLock()
         self._name = start.whole().name
         self._results = results.absolute()  # a notebook may change its folder
         self._shown: list[Path] = []
+        self._shows_current = True  # the run in progress, until others are chosen with Show
         self._form = Form(start)
         self._form.observe(self._guarded(self._on_change))
         self._form.add_button.on_click(self._guarded(self._on_add))
@@ -330,12 +332,14 @@ class Panel:
         run = partial(runs.run, request.build(), request.mode, **options)
         # Before it starts: a run that fails at once says why from its own thread.
         self._error.value = ""
+        self._shows_current = True
         self._result.add_class("labkit-earlier")  # until the first trial is finished
         job.start(self._name, run)
 
     def _on_resume(self) -> None:
         (folder,) = self._shown
         self._error.value = ""
+        self._shows_current = True
         job.start(self._name, partial(runs.resume, folder))
 
     def _on_cancel(self) -> None:
@@ -351,10 +355,12 @@ class Panel:
         self._say(current)
         if current.name != self._name or not has_new_rows:
             return
-        if current.folder is not None:
-            self._draw(current.folder)
-        if not current.is_in_progress:
+        with self._drawing:  # a click on Show waits, and what it shows stays
+            if current.folder is not None and self._shows_current:
+                self._draw(current.folder)
+        if not current.is_in_progress or current.folder not in self._earlier.folders:
             self._earlier.read()
+        if not current.is_in_progress:
             if current.state == "finished":
                 self._on_change()  # the next one's forecast rests on it
             self._say(current)
@@ -402,7 +408,11 @@ class Panel:
     def _on_show(self) -> None:
         if not self._earlier.chosen:
             raise ValueError("runs must be at least one, got none; choose some in the list")
-        self._show(self._earlier.chosen)
+        current = job.current()
+        in_progress = current.folder if current and current.is_in_progress else None
+        with self._drawing:
+            self._shows_current = self._earlier.chosen == (in_progress,)
+            self._show(self._earlier.chosen)
 
     def _show(self, folders: Sequence[Path]) -> None:
         self._error.value = ""

@@ -86,7 +86,8 @@ IDEAL_LINE: dict[str, Any] = {"color": SOFT_INK, "linewidth": 1, "linestyle": (0
 RING: dict[str, Any] = {**OUTLIER, "markersize": 12}
 # Last in a legend, in this order.
 INTERVAL, ONE_TRIAL = "95 % confidence interval", "one trial"
-MARKS = ("published", INTERVAL, ONE_TRIAL, "outlier")
+BASELINE_OF_ROW = "open: the baseline of its row"
+MARKS = (BASELINE_OF_ROW, "published", INTERVAL, ONE_TRIAL, "outlier")
 
 
 def title_and_caption(summary: Summary, conditions: Sequence[str] = ()) -> tuple[list[Line], str]:
@@ -122,9 +123,10 @@ UTILIZATION_S, BIN_S = 30.0, 0.25  # drawn of each variant; one bin of it
 
 
 def utilization(summary: Summary) -> Figure:
-    """Draw how busy the GPU is over 30 seconds of training, with the baseline and with the fix.
+    """Draw how busy the GPU is over time, with the baseline and with the fix.
 
-    Of several speeds of the device, the fastest is drawn.  Epochs follow one another.
+    Of several speeds of the device, the fastest is drawn.  Epochs follow one another, for at most
+    30 seconds, and as long as both variants were measured.
 
     Returns:
         A figure that shows itself in a notebook; its label holds the mean of each variant.
@@ -145,7 +147,7 @@ def utilization(summary: Summary) -> Figure:
             axes.set_title(row.name, loc="left", size=9)
             axes.set(ylim=(0, 105), yticks=[0, 50, 100], ylabel="GPU, %")
         panels[-1].set_xlabel("seconds of training")
-        panels[-1].set_xlim(0, max(ends_s[-1] for _, (ends_s, _) in drawn))
+        panels[-1].set_xlim(0, drawn[0][1][0][-1])
         frame(figure, lines, caption, 1.5 * len(drawn) + AXIS_IN, shown=means)
     return figure
 
@@ -164,8 +166,10 @@ def _compared_devices(
         return []
     best = winner(summary) or min(known, key=lambda row: row.normalized_time)
     how = {"seconds": UTILIZATION_S, "bin_s": BIN_S}
-    drawn = [(row, busy_over_time(row.of_epochs, **how)) for row in (base, best)]
-    return drawn if all(len(ends_s) > 1 for _, (ends_s, _) in drawn) else []
+    shares = [busy_over_time(row.of_epochs, **how) for row in (base, best)]
+    count = min(len(ends_s) for ends_s, _ in shares)
+    cut = [(ends_s[:count], of_time[:count]) for ends_s, of_time in shares]
+    return list(zip((base, best), cut)) if count > 1 else []
 
 
 # --- dots: a row per variant ------------------------------------------------------------------
@@ -349,7 +353,7 @@ def _in_order(handles: Mapping[str, Artist]) -> list[Artist]:
 
 def _look(place: int, one: Any) -> dict[str, Any]:
     marker, _, color = SERIES_LOOKS[place % len(SERIES_LOOKS)]
-    fill = "white" if one.is_baseline and not one.series else color
+    fill = "white" if one.is_baseline else color
     return {
         "marker": marker, "markersize": 7, "color": color, "markerfacecolor": fill,
         "markeredgewidth": 1.4, "linestyle": "none", "zorder": 5,
@@ -368,6 +372,9 @@ def _draw_mark(
     axes.plot([one.value], [y], **look)
     name = one.series or ("baseline" if one.is_baseline else "measured")
     explained[name] = dict(look)
+    if one.series and one.is_baseline:
+        explained[name]["markerfacecolor"] = look["color"]
+        explained[BASELINE_OF_ROW] = {**look, "color": INK, "marker": "o"}
     if one.low == one.low:  # not NaN
         ends = max(one.low, low), min(one.high, high)
         line = {"color": look["color"], "linewidth": 1.8, "zorder": 4.2}

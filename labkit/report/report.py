@@ -195,11 +195,12 @@ def changes(runs: Sequence[StoredRun]) -> list[dict[str, Any]]:
     """Return what each run's best change saves, and what was published beside it.
 
     Returns:
-        What saves most first, then what saves nothing, then the answers of runs that compare no
-        variants with one baseline: number of the run, from 1; change, "" for an answer; document
-        (of an answer, the largest saving); here; saves (whether it is a saving).
+        Runs with verdicts before others, and of each what saves most first, then what saves
+        nothing; then the answers of runs that compare no variants with one baseline: number of the
+        run, from 1; change, "" for an answer; document (of an answer, the largest saving); here;
+        saves (whether it is a saving).
     """
-    table: list[tuple[float, dict[str, Any]]] = []
+    table: list[tuple[tuple[bool, float], dict[str, Any]]] = []
     for number, summary in enumerate((run.summary for run in runs), 1):
         others = [row for row in summary.rows[1:] if row.normalized_time is not None]
         if summary.has_groups or not _compared(summary) or not others:
@@ -207,7 +208,7 @@ def changes(runs: Sequence[StoredRun]) -> list[dict[str, Any]]:
             here += "" if summary.judged or not others else f" ({summary.mode}: no verdict)"
             answer = {"run": number, "change": "", "document": _largest_published(summary)}
             answer |= {"here": here, "saves": False}
-            table.append((math.inf, answer))
+            table.append(((True, math.inf), answer))
             continue
         best = winner(summary)
         beside = [row for row in others if row.published is not None]
@@ -215,7 +216,8 @@ def changes(runs: Sequence[StoredRun]) -> list[dict[str, Any]]:
         published = "" if row.published is None else words.less_time(row.published)
         change = {"run": number, "change": row.variant, "document": published}
         change |= {"here": _saving(summary, row), "saves": best is not None}
-        table.append((row.normalized_time if best else 1.0, change))
+        place = (not summary.judged, row.normalized_time if best else 1.0)
+        table.append((place, change))
     return [change for _, change in sorted(table, key=lambda one: one[0])]
 
 

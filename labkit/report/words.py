@@ -189,7 +189,7 @@ def headline(summary: Summary) -> str:
     groups: dict[str, list[str]] = {}
     for group, compared in summary.by_group.items():
         if sentence := _headline_of(compared, with_intervals=False):
-            groups.setdefault(sentence, []).append(group)
+            groups.setdefault(sentence[0].lower() + sentence[1:], []).append(group)
     return "; ".join(f"{', '.join(names)}: {sentence}" for sentence, names in groups.items())
 
 

@@ -35,7 +35,7 @@ def test_every_setting_has_one_control(name):
     form.refresh()
     experiment = lab.experiment(name)
     settings = Request(experiment=name).whole().settings.values()
-    can_add = experiment.kind == EPOCHS and not Request(experiment=name).whole().has_groups
+    can_add = experiment.kind == EPOCHS
     for setting in effective_settings(experiment.kind):
         controls = [w for w in below(form.box) if getattr(w, "description", "") == setting]
         is_shared = len({getattr(each, setting) for each in settings}) == 1
@@ -164,6 +164,71 @@ def test_several_values_make_one_variant_and_a_setting_that_varied_not_may_be_on
     form.refresh()
     assert ticks(form)[-1] == "decoder=pillow"
     assert ticks(form)[1] == "0 (no workers)"
+
+
+def test_a_variant_may_be_like_any_other():
+    form = Form(Request(experiment="preprocessing"))
+    form.refresh()
+    assert labelled(form.box, "like").options == ("original", "vectorized", "simplified")
+    assert labelled(form.box, "like").value == "original"
+    labelled(form.box, "like").value = "simplified"
+    labelled(form.box, "another setting").value = "num_workers"
+    labelled(form.box, "=").value = "7"
+    form.add()
+    own = "simplified, num_workers=7"
+    assert form.refresh() == Request(experiment="preprocessing", added=(own,))
+    assert ticks(form)[-1] == own
+    labelled(form.box, "like").value = own  # one of the user's own, too
+    labelled(form.box, "another setting").value = "decoder"
+    labelled(form.box, "=").value = "pillow"
+    form.add()
+    both = f"{own},decoder=pillow"
+    assert form.refresh().added == (own, both)
+    built = form.request().build().variants
+    assert built[own].settings == replace(built["simplified"].settings, num_workers=7)
+    assert built[both].settings == replace(built[own].settings, decoder="pillow")
+    assert (built["simplified"].published, built[own].published) == (0.661, None)
+
+
+def test_a_variant_in_groups_is_added_to_the_group_of_the_one_that_it_is_like():
+    form = Form(Request(experiment="ranks"))
+    form.refresh()
+    like = labelled(form.box, "like")
+    labelled(form.box, "another setting").value = "num_workers"
+    labelled(form.box, "=").value = "16"
+    form.add()
+    assert form.refresh().added == (f"{like.options[0]}, num_workers=16",)
+    second = "GPUs twice as fast as the loader: 2 GPUs"
+    like.value = second
+    labelled(form.box, "ranks").value = "1"
+    form.add()  # which is there
+    assert len(form.refresh().added) == 1
+    like.value = second
+    labelled(form.box, "ranks").value = "8"
+    form.add()
+    own = f"{second}, ranks=8"
+    assert form.refresh().added[1:] == (own,)
+    built = form.request().build()
+    assert built.variants[own] == replace(
+        built.variants[second], settings=replace(built.settings[second], ranks=8)
+    )
+    assert built.grouped(built.variants)["baselines"].keys() == {
+        "GPUs a third as fast as the loader", "GPUs twice as fast as the loader",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("experiment", "text", "message"),
+    [
+        ("ranks", "num_workers=8", "variant must begin with the label of one of ranks, whose "),
+        ("lookups", "num_workers=8", "add must be left out of lookups, which times single "),
+        ("preprocessing", "vectorized, preprocessor=on_device", "which is 'simplified'"),
+        ("preprocessing", "simple, num_workers=8", "variant must be setting=value with one of "),
+    ],
+)
+def test_a_variant_that_cannot_be_added_is_refused(experiment, text, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        lab.choose(lab.experiment(experiment), add=[text])
 
 
 @pytest.mark.parametrize(

@@ -166,6 +166,40 @@ def test_variants_appear_in_the_chart_as_trials_finish(tmp_path, monkeypatch):
     assert [len(missing(chart)) for chart in drawn[:4]] == [3, 2, 1, 0]
 
 
+def test_what_the_user_chose_to_see_stays_while_a_run_goes_on(earlier, monkeypatch):
+    monkeypatch.setattr(job, "LEAST_PAUSE_S", 0)
+    monkeypatch.setattr(job, "DRAWING_PAUSES", 0)  # after each trial, however short
+    oldest, _ = lab.list_runs(earlier)
+    box = lab.panel("preprocessing", results=earlier)
+    current = earlier / "preprocessing" / "20260103T000000Z-cccc"
+    drawn = []
+
+    def choose(folder):
+        listed(box).value = (folder,)
+        press(box, "Show")
+
+    def run(cancel, progress):
+        shutil.copytree(EXAMPLE, current)
+        info = lab.find_run(current).info
+        write_info(current, replace(info, status="running"))
+        progress.begin(current)
+        progress.start(total=5, done=0)
+        for folder in (None, oldest, current, oldest):
+            if folder is not None:
+                choose(folder)
+            progress.advance()
+            drawn.append(box.run.folder)
+        write_info(current, info)
+        return lab.find_run(current)
+
+    job.start("preprocessing", run)
+    finish()
+    assert shown(box, "error") == ""
+    assert drawn == [current, oldest, current, oldest]
+    assert said(box, "status").startswith("finished")
+    assert box.run.folder == oldest
+
+
 def test_a_value_that_is_filled_in_is_run_too(panel):
     labelled(panel, "num_workers").value = "0"
     assert said(panel, "error") == ""

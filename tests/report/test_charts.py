@@ -752,3 +752,28 @@ def test_utilization_is_drawn_before_and_after_the_fix():
         "The GPU computes 70 % of the time with original, 70 % with fast."
     )
     check_texts_are_whole_and_apart(figure)
+
+
+def test_utilization_is_drawn_as_long_as_both_were_measured():
+    summary = make_summary({"original": 1.0, "fast": 0.5}, blocks=3)
+    axes = charts.utilization(summary).axes[0]
+    (fast,) = (row for row in summary.rows if row.variant == "fast")
+    fast_s = sum(epoch.epoch_s for trial in fast.of_epochs for epoch in trial.epochs)
+    assert axes.get_xlim() == (0, pytest.approx(fast_s, abs=charts.BIN_S))
+
+
+def test_the_baseline_of_each_row_is_open_where_rows_have_several_marks():
+    groups = {"decode, 640×480": {"pillow": 1.0, "opencv": 0.7}, "crop, 640×480": {"numpy": 1.0}}
+    figure = charts.dots(fake_grouped_run(groups).summary)
+    (axes,) = figure.axes
+    open_marks = [
+        line.get_xdata()[0]
+        for line in axes.lines
+        if line.get_markerfacecolor() == "white" and line.get_marker() in "os^DvPX<>"
+    ]
+    assert open_marks == [1, 1]
+    assert "open: the baseline of its row" in everything_written(figure)
+    legend = {text.get_text(): handle for text, handle in zip(
+        figure.legends[0].get_texts(), figure.legends[0].legend_handles
+    )}  # fmt: skip
+    assert legend["pillow"].get_markerfacecolor() == legend["pillow"].get_color()
