@@ -228,6 +228,8 @@ CHINESE = {
         "这次运行中改动的文件：{files}，以及另外 {n} 个"
     ),
     "Nothing was diagnosed: {why}.": "没有得到诊断：{why}。",
+    "the script was terminated": "脚本被终止",
+    "labkit: {why}": "labkit：{why}",
     "The script catches what ends it, and goes on: its process is ended.": (
         "脚本捕获了结束信号并继续运行：结束它的进程。"
     ),
@@ -675,9 +677,6 @@ CHINESE = {
     "decode only the frames that are used, and seek to keyframes": "只解码用到的帧，按关键帧定位",
     # --- diagnose: notes, and what ended it early
     "{what} could not be tried: {why}": "{what} 没能试：{why}",
-    "a thread of the training loads batches ahead; what is above was measured without it": (
-        "训练的一个线程提前加载 batch；以上测量不含它"
-    ),
     "the first {n} batches stand for the whole epoch, as later ones cannot be read without them": (
         "epoch 的前 {n} 个 batch 代表整个 epoch，因为不读它们就读不到后面的"
     ),

@@ -198,7 +198,7 @@ def look(loop: Loop, device: SimulatedGpu | None) -> float:
     """Run some steps, find out what they compute on, keep batches; return mean seconds."""
     at_s = [time.perf_counter()]
     with stall_limit() as wait_for:
-        for batch in without_stalls(loop.loader, wait_for):
+        for batch in without_stalls(loop.as_trained(loop.loader), wait_for):
             loop.keep(batch)
             # Times as long as usual: the first steps may compile.
             wait_for("step to return", 20 if loop.waits_for_step else 0)

@@ -567,9 +567,3 @@ def test_settings_are_tuned_by_the_same_search(photos, tmp_path):
 )
 def test_equal_is_only_said_where_it_is_shown(logs, words):
     assert loader_search.effect(8, Comparison(log_ratios=logs)).startswith(words)
-
-
-def test_a_note_of_a_live_training_stands_on_the_screen():
-    noted = tuned(by_workers).with_note("a thread loads ahead")
-    assert "Note: a thread loads ahead." in str(noted).splitlines()
-    assert "Note: a thread loads ahead." not in str(tuned(by_workers))
