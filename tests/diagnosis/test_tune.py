@@ -21,6 +21,7 @@ from labkit.diagnosis.loader_search import Arguments, Tuned, search
 from labkit.diagnosis.tune import LoaderTrials
 from labkit.machine import hardware, shared_memory
 from tests import warm_python
+from tests.diagnosis.json_keys import undocumented
 from tests.processes import PATIENCE_S
 
 ALL = frozenset(Arguments._fields)
@@ -275,6 +276,7 @@ def test_it_is_written_as_json():
     assert known["changes"] == {"num_workers": 3}
     assert known["interval"][0] < known["times_as_fast"] < known["interval"][1]
     assert known["broken"] == ""
+    assert undocumented(known) == set()
 
 
 # --- real loaders -----------------------------------------------------------------------------
