@@ -124,6 +124,16 @@ CHINESE = {
     "all {cores} cores are busy, so more workers would not help": (
         "{cores} 个核全都很忙，增加 worker 没有用"
     ),
+    "this process may use {cores} of the machine's {machine} cores: {reasons}": (
+        "这台机器有 {machine} 个核，这个进程可以用 {cores} 个：{reasons}"
+    ),
+    "{ranks} ranks share {shared}": "{ranks} 个 rank 共用 {shared} 个",
+    "the CPU affinity (taskset, numactl, a batch system) leaves out the others": (
+        "CPU 亲和性（taskset、numactl 或作业系统所设）不含其余的核"
+    ),
+    "the control group, such as a container's, grants {quota:.3g}": (
+        "控制组（例如容器的）只给 {quota:.3g} 个"
+    ),
     "a worker uses {share} of a core": "每个 worker 用一个核的 {share}",
     " and cores are idle, so more workers may help": "，还有空闲的核，增加 worker 可能有用",
     ", and other programs keep the cores busy": "，其他程序占着 CPU 核",
@@ -228,6 +238,8 @@ CHINESE = {
         "这次运行中改动的文件：{files}，以及另外 {n} 个"
     ),
     "Nothing was diagnosed: {why}.": "没有得到诊断：{why}。",
+    "the script was terminated": "脚本被终止",
+    "labkit: {why}": "labkit：{why}",
     "The script catches what ends it, and goes on: its process is ended.": (
         "脚本捕获了结束信号并继续运行：结束它的进程。"
     ),
@@ -288,6 +300,9 @@ CHINESE = {
     "{dtype}, {size}": "{dtype}，{size}",
     "; {dtype} would be half": "；用 {dtype} 只要一半",
     "; {dtype} would be a quarter": "；用 {dtype} 只要四分之一",
+    " They are busy {share} of the time: give the training more cores.": (
+        "它们有 {share} 的时间在忙：请给训练更多的核。"
+    ),
     "Note: {note}.": "注：{note}。",
     # --- diagnose: --details
     "{name} ({kind}): {seconds}, {share}": "{name}（{kind}）：{seconds}，{share}",
@@ -675,9 +690,6 @@ CHINESE = {
     "decode only the frames that are used, and seek to keyframes": "只解码用到的帧，按关键帧定位",
     # --- diagnose: notes, and what ended it early
     "{what} could not be tried: {why}": "{what} 没能试：{why}",
-    "a thread of the training loads batches ahead; what is above was measured without it": (
-        "训练的一个线程提前加载 batch；以上测量不含它"
-    ),
     "the first {n} batches stand for the whole epoch, as later ones cannot be read without them": (
         "epoch 的前 {n} 个 batch 代表整个 epoch，因为不读它们就读不到后面的"
     ),

@@ -115,7 +115,7 @@ def test_no_sentence_is_put_together_without_a_template(path):
 def test_every_template_has_a_translation_with_the_same_fields():
     templates = {
         node.args[0].value
-        for path in [*PRINTING, "machine/shared_memory.py"]
+        for path in [*PRINTING, "machine/cores.py", "machine/shared_memory.py"]
         for node in ast.walk(ast.parse((LABKIT / path).read_text()))
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Text"
         if isinstance(node.args[0], ast.Constant)

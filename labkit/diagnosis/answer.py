@@ -6,7 +6,7 @@ Phases + Gpu + Cpu ─▶ Facts ─▶ Answer ─▶ at most six lines
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal
 
 from labkit import units
@@ -23,6 +23,7 @@ from labkit.diagnosis.thresholds import (
     WORKER_IDLE_SHARE,
 )  # fmt: skip
 from labkit.language import Text, columns, shown
+from labkit.machine.cores import CoreLimits
 
 Verdict = Literal["problem", "small problem", "no problem", "cannot tell"]
 Device = Literal["cpu", "cuda", "mps", "xpu"]
@@ -75,6 +76,8 @@ class Cpu:
     """None without workers."""
     busy_share: float | None
     """Share of the process's available cores that all programs use."""
+    limits: CoreLimits = field(default_factory=CoreLimits)
+    """Why they are not all of the machine's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +112,7 @@ class Facts:
         parts = {
             "phases": _made(Phases, {**known, **phases}),
             "gpu": known["gpu"] and _made(Gpu, known["gpu"]),
-            "cpu": known["cpu"] and _made(Cpu, known["cpu"]),
+            "cpu": known["cpu"] and _cpu(known["cpu"]),
         }
         return _made(cls, {**known, **parts})
 
@@ -117,6 +120,10 @@ class Facts:
 def _made(kind: Any, known: Mapping[str, Any]) -> Any:
     """Return a dataclass from its fields, among others."""
     return kind(**{field.name: known[field.name] for field in fields(kind)})
+
+
+def _cpu(known: Mapping[str, Any]) -> Cpu:
+    return _made(Cpu, {**known, "limits": _made(CoreLimits, known["limits"])})
 
 
 def _loaders(phase: Mapping[str, Any]) -> tuple[Loader, ...]:
@@ -224,7 +231,9 @@ def _cause(phase: Phase, cpu: Cpu | None) -> str:
         return ""
     if _cores_are_busy(cpu):
         busy = Text("all {cores} cores are busy, so more workers would not help")
-        return busy.format(cores=cpu.cores)
+        busy = busy.format(cores=cpu.cores)
+        few = cpu.limits.in_words()
+        return busy + Text("; ") + few if few else busy
     each = Text("a worker uses {share} of a core").format(share=units.percent(cpu.per_worker))
     if cpu.per_worker >= WORKER_BUSY_SHARE:
         return each + Text(" and cores are idle, so more workers may help")

@@ -55,8 +55,10 @@ class Stopped(Exception):  # noqa: N818 - a sentence for the user, whatever stop
 
 def in_one_line(error: Exception) -> str:
     """Return what the user's loader or step raised, in one line."""
-    if isinstance(error, Stopped):
-        return error.args[0]
+    cause = error.__cause__  # torch's own error, where workers ended as well
+    for each in (error, cause):
+        if isinstance(each, Stopped):
+            return each.args[0]
     message = one_line(error)
     if "Original Traceback" in str(error):
         return Text("{message} (in a loader worker)").format(message=message)
@@ -97,6 +99,10 @@ class Loop:
 
     def begin(self, arm: str, loader: Any) -> None:
         """Called before a stretch of an arm, with what it iterates over."""
+
+    def as_trained(self, batches: Iterable) -> Iterable:
+        """Return a loader's batches as the training gets them."""
+        return batches
 
     def keep(self, batch: object) -> None:
         """Keep a copy of a batch while there is room: a loader may use its memory again."""
@@ -150,6 +156,8 @@ class Loop:
                 over_s: list[float] = []
                 rounds_s.append((over_s, 1))
                 # By name, so that a loader that is left early ends its workers after the time.
+                if arm != "resident":
+                    batches = self.as_trained(batches)
                 delivered = without_stalls(batches, wait_for)
                 for batch in delivered:
                     arrived_s = now()

@@ -76,8 +76,12 @@ class Demand:
         """Return how long a step occupies each resource, and takes."""
         main_s = self.host_s + (self.take_s if self.workers else self.wall_s)
         workers_s = self.wall_s / self.workers + self.hindered_s if self.workers else 0.0
-        cores_s = (self.cpu_s + self.take_s + self.pinning_s + self.host_cpu_s) / self.cores
-        return [main_s, self.device_s, workers_s, cores_s, self.step_s, self.pinning_s]
+        return [main_s, self.device_s, workers_s, self.cores_s, self.step_s, self.pinning_s]
+
+    @property
+    def cores_s(self) -> float:
+        """Return for how long a step occupies all cores."""
+        return (self.cpu_s + self.take_s + self.pinning_s + self.host_cpu_s) / self.cores
 
     def least_s(self) -> float:
         """Return the seconds below which no step can be."""

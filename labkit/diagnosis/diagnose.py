@@ -42,10 +42,6 @@ class Diagnosis(Findings):
         """Return what the screen rests on: every arm, every part of a batch, what did not help."""
         return details(self)
 
-    def with_note(self, note: str) -> Diagnosis:
-        """Return this diagnosis with one more note at the end of its text."""
-        return replace(self, facts=replace(self.facts, failed=(*self.facts.failed, note)))
-
     def as_json(self) -> dict[str, Any]:
         """Return the conclusions as JSON holds them: numbers, strings, lists and dicts."""
         return as_json(self)

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from labkit.machine.cores import CoreLimits
+
 DEFAULT_PREFETCH_FACTOR = 2  # torch's own, where there are workers
 COLLATE = "collate"  # a kind of stage
 
@@ -168,8 +170,8 @@ class Facts:
     """Arguments of the DataLoader that are not torch's defaults; empty for other loaders."""
     length: int | None = None
     """Batches of an epoch; None where the loader does not know."""
-    cores: int = 1
-    """Of this process."""
+    limits: CoreLimits = field(default_factory=CoreLimits)
+    """What limits the cores of this process."""
     device: str = "cpu"
     """What the step computes on."""
     has_queue: bool = False
@@ -213,6 +215,11 @@ class Facts:
     def computing(self) -> list[Stretch]:
         """Return the stretches of the step alone; on CUDA the one on batches that are there."""
         return [self.resident_on_device] if self.resident_on_device else self.of("resident")
+
+    @property
+    def cores(self) -> int:
+        """Return the cores that this process may use; ranks on this machine share them."""
+        return self.limits.cores
 
     @property
     def is_data_loader(self) -> bool:

@@ -31,6 +31,7 @@ from labkit.diagnosis.loader_arguments import LoaderArguments, speed_arguments_o
 from labkit.diagnosis.loops import Event, Kind, Loader
 
 STACKS = 20  # of the first batches and optimizer steps of a thread are looked at
+MANY_AHEAD = 16  # batches that a queue without a limit holds, as far as it matters
 MANY_BATCHES = 1_000_000
 """The length of a loader while its training is diagnosed: trainers that count steps go on."""
 POLL_S = 1e-3  # a queue that is asked again so soon was waited for meanwhile, as MONAI does
@@ -44,6 +45,8 @@ class Handed(NamedTuple):
     is_end: bool
     batch: object = None
     """The batch itself, where the training is diagnosed."""
+    thread: int = 0
+    """That took it; known where the batch is."""
 
 
 class Hook:
@@ -143,11 +146,12 @@ class Hook:
         began_s = self.now()
         with self._in_loader(thread, began_s) as is_inner:
             iterator = make(loader)
+            # Its own length is asked here, not the one that a training is told.
+            number = -1 if is_inner else self._number(loader, iterator, is_training)
         if is_inner:
-            return iterator, -1
-        number = self._number(loader, iterator, is_training)
+            return iterator, number
         if self._supply is not None:
-            self._supply.opens(loader, number)
+            self._supply.opens(loader, number, iterator)
 
         def drop(_: object) -> None:
             at_s, drawer = self.now(), self._drawers.pop(number, None)
@@ -165,9 +169,9 @@ class Hook:
         if number < 0 or thread in self.fetching:  # another loader of the same thread calls
             return draw(iterator)
         if self._supply is not None:
-            batch = self._supply.batch(number)
+            batch = self._supply.batch(number, iterator)
             if batch is not None:
-                self._handed[thread] = Handed(number, 0, False, batch)
+                self._handed[thread] = Handed(number, 0, False, batch, thread)
                 return batch
         if self._stacks[thread, True] < STACKS:
             self._note_stack(thread, at_batch=True)
@@ -176,16 +180,15 @@ class Hook:
             batch = draw(iterator)
         except BaseException as error:
             is_end = isinstance(error, StopIteration)
-            if is_end and self._supply is not None:
-                following = self._supply.following(number)
-                if following is not None:
-                    return following
-            self._iterators.pop(number, None)
-            self._drawers.pop(number, None)
-            self._handed[thread] = Handed(number, 0, True)
-            kind: Kind = "end" if is_end else "leave"
-            self._emit(kind, thread, began_s, self.now(), number)
-            raise
+            follows = is_end and self._supply is not None
+            batch = self._supply.following(number) if follows else None
+            if batch is None:
+                self._iterators.pop(number, None)
+                self._drawers.pop(number, None)
+                self._handed[thread] = Handed(number, 0, True)
+                kind: Kind = "end" if is_end else "leave"
+                self._emit(kind, thread, began_s, self.now(), number)
+                raise
         finally:
             del self.fetching[thread]
         ended_s = self.now()
@@ -193,7 +196,7 @@ class Hook:
         self._drawers[number] = thread
         # A batch that is kept here lives longer than the loop wants it to.
         kept = None if self._supply is None else batch
-        self._handed[thread] = Handed(number, samples, False, kept)
+        self._handed[thread] = Handed(number, samples, False, kept, thread)
         self._emit("draw", thread, began_s, ended_s, number, samples)
         return batch
 
@@ -225,8 +228,14 @@ class Hook:
             loader: the loader.
         """
         own = measure(loader)
-        is_lengthened = self._supply is not None and self._supply.lengthens(loader)
-        return max(own, MANY_BATCHES) if is_lengthened else own
+        if self._supply is None or get_ident() in self.fetching:
+            return own
+        return max(own, MANY_BATCHES) if self._supply.lengthens(loader) else own
+
+    def drawer(self, loader: object) -> int | None:
+        """Return the thread that takes batches from a loader; None where none does."""
+        known, number = self._numbers.get(id(loader), (bool, 0))
+        return self._drawers.get(number) if known() is loader else None
 
     def _number(self, loader: object, iterator: object, is_training: bool) -> int:
         known, number = self._numbers.get(id(loader), (bool, 0))
@@ -276,7 +285,9 @@ class Hook:
             if self._stacks[thread, True] < STACKS:
                 self._note_stack(thread, at_batch=True)
             if self._supply is not None and _holds(item, handed.batch):
-                supplied = self._supply.batch(handed.loader)
+                is_ahead = handed.thread != thread
+                ahead = (getattr(holder, "maxsize", 1) or MANY_AHEAD) if is_ahead else 0
+                supplied = self._supply.batch(handed.loader, ahead=ahead)
                 item = item if supplied is None else _exchanged(item, handed.batch, supplied)
         return item
 
@@ -381,7 +392,8 @@ def _install(hook: Hook) -> ExitStack:
             def start(loader: object) -> object:
                 iterator, number = hook.open(own, loader)
                 with suppress(AttributeError):  # of a class of its own, with slots
-                    iterator._labkit = number
+                    # One of persistent workers that begins its next epoch keeps its number.
+                    iterator._labkit = max(number, getattr(iterator, "_labkit", number))
                 return iterator
 
             return start

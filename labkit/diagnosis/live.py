@@ -13,9 +13,12 @@ meanwhile.  At the end `Ended` is raised in the training's `next`.
 from __future__ import annotations
 
 import os
+import signal
+import sys
 import threading
+import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -25,6 +28,7 @@ from labkit.diagnosis.arms import Alarm, Loop, Stopped, set_alarm
 from labkit.diagnosis.diagnose import BUDGET_S, Diagnosis, check_budget, diagnose_loop
 from labkit.diagnosis.hook import HOOK
 from labkit.diagnosis.loops import Event, Loops
+from labkit.diagnosis.watch import say
 from labkit.language import Text
 
 if TYPE_CHECKING:
@@ -34,9 +38,11 @@ if TYPE_CHECKING:
 
 STEADY_STEPS = 3  # before the diagnosis begins, after those in which queues fill
 UNTRAINED_BATCHES = 60  # of a loop without optimizer steps, as of inference, until it is diagnosed
-AHEAD = "a thread of the training loads batches ahead; what is above was measured without it"
+MOST_FOLLOWING = 60  # steps of a training, whose epochs do not end, until it is diagnosed
 MOST_INSIDE = 50  # steps on batches of other loaders, such as those of an inner loop
 LEFT = "the training left its loop before it was diagnosed"
+STEP_WAIT_S = 0.1  # at most, for which a thread that loads ahead waits for a step
+ENDING_S = 10.0  # at most, for which a signal waits for the end of a diagnosis in another thread
 MOST_CAUGHT = 100  # times that a training may catch `Ended` and go on
 
 
@@ -51,6 +57,7 @@ class LiveDiagnosis:
         budget_s: as of `diagnose`.
         progress: show a bar.
         show: called with the diagnosis, before the training is ended.
+        begin: called where the diagnosis begins, of several ranks in the first one.
         insist: called where the training catches what ends it, and goes on again and again.
         find: what is done with the loop: `diagnose_loop`, or `tune_live`.
         must_train: leave loops alone that no optimizer step follows, as in a process that only
@@ -66,6 +73,7 @@ class LiveDiagnosis:
         budget_s: float = BUDGET_S,
         progress: bool = True,
         show: Callable[[Any], object] = lambda _: None,
+        begin: Callable[[], object] = lambda: None,
         insist: Callable[[], object] = lambda: None,
         find: Callable[..., Diagnosis | Tuned] = diagnose_loop,
         must_train: bool = False,
@@ -73,7 +81,8 @@ class LiveDiagnosis:
         self.events: deque[Event] = deque()
         """Those of the hook, to take next."""
         self._budget_s, self._progress = budget_s, progress
-        self._show, self._insist, self._find = show, insist, find
+        self._show, self._find = show, find
+        self._at_begin, self._insist = begin, insist
         self._must_train = must_train
         self._loops = Loops(HOOK.loaders)
         self._loaders: dict[int, Any] = {}
@@ -82,28 +91,39 @@ class LiveDiagnosis:
         self._trained_inside = 0  # steps since the training asked its own loader
         self._thread: int | None = None  # that trains
         self._number = 0  # of its loader
+        self._iterator: Callable[[], object] = lambda: None  # of its loop, weakly
+        self._beside: weakref.WeakSet = weakref.WeakSet()  # other iterators of its loader
         self._training: Any = None  # greenlet of the training
         self._greenlet: greenlet | None = None  # of the diagnosis; None before and after it
         self._latest: object = None  # batch that was trained
-        self._is_loaded_ahead = False  # by a thread of the training
-        self._lock = threading.Lock()  # threads that load ahead ask as well
+        self._ahead = 0  # batches that a thread of the training holds ready; 0: none does
+        self._steps = threading.Semaphore(0)  # that such a thread has not yet seen
+        self._lengthened: list[weakref.ref] = []  # loaders that told a length which is too large
+        self._lock = threading.RLock()  # threads that load ahead, and signals, ask as well
         self._why_over = ""  # why no step can be trained any more
+        self._at_end: Callable[[], object] = lambda: None
+        self._has_ended = threading.Event()
         self._is_over, self._pid = False, os.getpid()
         self._caught = 0
 
     # --- called by the hook, in the training's threads
 
-    def lengthens(self, loader: object) -> bool:
+    def lengthens(self, loader: Any) -> bool:
         """Return whether a loader tells the training a length that it does not reach."""
         if self._is_over or self._is_measuring():
             return False
         outside = (each for n, each in self._loaders.items() if n not in self._inside)
-        return self._greenlet is None or any(each is loader for each in outside)
+        is_lengthened = self._greenlet is None or any(each is loader for each in outside)
+        if is_lengthened:
+            known = any(each() is loader for each in self._lengthened)
+            self._lengthened += [] if known else [weakref.ref(loader)]
+        return is_lengthened
 
-    def opens(self, loader: Any, number: int) -> None:
+    def opens(self, loader: Any, number: int, iterator: object) -> None:
         """Note that the training begins to iterate over a loader.
 
-        One that it opens in the loop that is diagnosed, such as for evaluation, runs as it is.
+        One that it opens in the loop that is diagnosed, such as for evaluation, runs as it is.  So
+        does a second iterator of the loop's own loader.
 
         Raises:
             Ended: its loop, which is diagnosed, has ended.
@@ -114,13 +134,22 @@ class LiveDiagnosis:
         if get_ident() != self._thread:
             return
         if self._greenlet is not None and number == self._number:
+            own = self._iterator()
+            if own is not None and own is not iterator:
+                self._beside.add(iterator)
+                return
             self.end(LEFT)
         if self._is_over:
             self._raise_ended()
         self._inside.add(number)
 
-    def batch(self, number: int) -> object:
+    def batch(self, number: int, iterator: object = None, ahead: int = 0) -> object:
         """Return the batch that is trained next; None: the next one of the training's own loader.
+
+        Args:
+            number: of the loader.
+            iterator: that is asked; None where a batch comes from another thread.
+            ahead: batches that this thread holds ready; 0 where the batch comes from the loader.
 
         Raises:
             Ended: the training is diagnosed.
@@ -132,10 +161,18 @@ class LiveDiagnosis:
         if self._greenlet is None:
             if not self._trains(number):
                 return None
-            self._begin(number)
+            self._begin(number, ahead)
+        is_own = number == self._number and iterator not in self._beside
+        if get_ident() != self._thread:
+            if not is_own:
+                return None
+            # What a thread hands over that loads ahead is not trained.  Without waiting, it would
+            # fill a queue that has no end.
+            self._steps.acquire(timeout=STEP_WAIT_S)
+            return self._latest
         events = list(self.events)  # at once: other threads add some
         self.events.clear()  # nobody else counts any more
-        if number != self._number:  # a second loader of the same loop, unless it is a loop by now
+        if not is_own:  # a second loader of the same loop, unless it is a loop by now
             self._trained_inside += sum(event.kind == "train" for event in events)
             if self._trained_inside > MOST_INSIDE:
                 self.end(LEFT)
@@ -143,9 +180,9 @@ class LiveDiagnosis:
                 self._raise_ended()
             return None
         self._trained_inside = 0
-        if get_ident() != self._thread:
-            self._is_loaded_ahead = True
-            return self._latest  # a thread that loads ahead: what it hands over is not trained
+        if iterator is not None and iterator is not self._iterator():
+            with suppress(TypeError):  # a generator in C has no weak references
+                self._iterator = weakref.ref(iterator)
         self._wait_here()
         self._latest = self._greenlet.switch()
         if self._is_over:
@@ -153,13 +190,25 @@ class LiveDiagnosis:
         return self._latest
 
     def following(self, number: int) -> object:
-        """Return a batch of a loader's next epoch, where its loop must go on; else None."""
-        if self._greenlet is None or number == self._number or number in self._inside:
+        """Return a batch of a loader's next epoch, where its loop must go on; else None.
+
+        Before the diagnosis, that is the training's loop, if it may count the steps of an epoch by
+        the length that it was told; later, other loops around the one that is diagnosed.
+        """
+        loader = self._loaders.get(number)
+        if self._is_over or self._is_measuring() or loader is None:
             return None
-        if get_ident() != self._thread or self._is_measuring():
+        if self._greenlet is None:
+            is_lengthened = any(each() is loader for each in self._lengthened)
+            goes_on = is_lengthened and self._is_training(number)
+            # One that could not be diagnosed until then never will be, and is to end.
+            steps, _, _ = self._loops.progress()
+            goes_on &= steps < MOST_FOLLOWING
+        else:
+            goes_on = number not in (self._number, *self._inside) and get_ident() == self._thread
+        if not goes_on:
             return None
         if number not in self._following:
-            loader = self._loaders[number]
             self._following[number] = loaders.epochs(lambda: iter(loader))
         return next(self._following[number], None)
 
@@ -186,25 +235,36 @@ class LiveDiagnosis:
             self._insist()
         raise Ended(0)
 
+    def _is_training(self, number: int) -> bool:
+        """Return whether optimizer steps follow the batches of a loader."""
+        return self.has_trained() and self._loops.is_training(number)
+
+    def has_trained(self) -> bool:
+        """Return whether an optimizer step or a backward pass was seen until the diagnosis."""
+        with self._lock, suppress(IndexError):
+            while self._greenlet is None:
+                self._loops.add(self.events.popleft())
+        return self._loops.trains()
+
     def _trains(self, number: int) -> bool:
         """Return whether the loop over a loader is a training in its steady state."""
-        with self._lock, suppress(IndexError):
-            while True:
-                self._loops.add(self.events.popleft())
+        is_training = self._is_training(number)
         if get_ident() != self._loops.trainer():
             return False
         steps, _, _ = self._loops.progress()
-        if self._loops.trains():
-            return steps >= STEADY_STEPS and self._loops.is_training(number)
+        if self.has_trained():
+            return steps >= STEADY_STEPS and is_training
         return steps >= UNTRAINED_BATCHES and not self._must_train
 
-    def _begin(self, number: int) -> None:
+    def _begin(self, number: int, ahead: int) -> None:
         from greenlet import greenlet
 
-        self._thread, self._number = get_ident(), number
+        self._thread, self._number, self._ahead = get_ident(), number, ahead
         group = together.group()
-        run = self._lead if group is None or group.rank == 0 else self._follow
-        self._greenlet = greenlet(run)
+        leads = group is None or group.rank == 0
+        if leads:
+            self._at_begin()
+        self._greenlet = greenlet(self._lead if leads else self._follow)
         self._wait_here()
         self._greenlet.switch(self._loaders[number], group)
 
@@ -219,6 +279,7 @@ class LiveDiagnosis:
                 raise Stopped(self._why_over)
             if leader:
                 leader.step()
+            self._steps.release()
             # The training's alarm goes on in its own code only, as if measuring took no time.
             own = set_alarm(alarm)
             try:
@@ -228,26 +289,37 @@ class LiveDiagnosis:
 
         self._training.switch()
         alarm = set_alarm(alarm)
-        loop = _LiveLoop(loader, step, leader)
+        loop = _LiveLoop(loader, step, leader, self._ahead)
         try:
-            diagnosis = self._find(loop, budget_s=self._budget_s, progress=self._progress)
+            with self._interrupted():
+                diagnosis = self._find(loop, budget_s=self._budget_s, progress=self._progress)
         finally:
             if leader:
-                leader.end()
+                with suppress(RuntimeError):  # of a store that has ended with another rank
+                    leader.end()
             set_alarm(alarm)
             self._is_over, self._greenlet = True, None
-        if self._is_loaded_ahead:
-            diagnosis = diagnosis.with_note(AHEAD)
         self.diagnosis = diagnosis
         self._show(diagnosis)
+        self._has_ended.set()
+        self._at_end()
 
     def _follow(self, loader: Any, group: together.Group) -> None:
         """Take the steps that the first rank takes."""
+        loop = _LiveLoop(loader, str, None, self._ahead)
+
+        def step(batch: object) -> None:
+            self._steps.release()
+            self._training.switch(batch)
+
         self._training.switch()
         try:
-            together.follow(group, loader, self._training.switch)
+            with suppress(Stopped):
+                together.follow(group, loader, step, loop.as_trained)
         finally:
             self._is_over, self._greenlet = True, None
+        self._has_ended.set()
+        self._at_end()
 
     # --- at the end of the training
 
@@ -265,40 +337,113 @@ class LiveDiagnosis:
         self._wait_here()
         self._greenlet.throw(Stopped(why))
 
+    def end_by_signal(self, why: str, then: Callable[[], object]) -> None:
+        """End a diagnosis that goes on from the handler of a signal, and call a function.
+
+        Args:
+            why: as of `end`.
+            then: ends the process, or raises what the signal raises.
+
+        Raises:
+            Stopped: the signal came while the diagnosis itself ran, which calls the function.
+        """
+        if self._is_measuring():
+            self._why_over, self._at_end = why, then
+            raise Stopped(why)
+        if self._greenlet is not None and get_ident() != self._thread:
+            self._why_over = why
+            self._has_ended.wait(ENDING_S)
+        else:
+            self.end(why)
+        then()
+
+    @contextmanager
+    def _interrupted(self) -> Iterator[None]:
+        """Have Ctrl-C end the diagnosis with what it measured, and then raise KeyboardInterrupt.
+
+        In the training's own code it is raised at once.
+        """
+        own = signal.default_int_handler
+        is_main = threading.current_thread() is threading.main_thread()
+        if not is_main or signal.getsignal(signal.SIGINT) is not own:
+            yield
+            return
+
+        def interrupt(number: int, frame: Any) -> None:
+            if not self._is_measuring() or os.getpid() != self._pid:
+                own(number, frame)
+            ended = Text("the training ended with {error}").format(error="KeyboardInterrupt")
+            self.end_by_signal(ended, lambda: own(number, frame))
+
+        signal.signal(signal.SIGINT, interrupt)
+        try:
+            yield
+        finally:
+            if signal.getsignal(signal.SIGINT) is interrupt:
+                signal.signal(signal.SIGINT, own)
+
     def why_not(self) -> str:
-        """Return why there is no diagnosis."""
+        """Return why there is no diagnosis; "" where there is one, of this or of the first rank."""
+        if self._is_over:
+            return ""
         if not self._loaders:
             return "no DataLoader was iterated over in this process"
-        if not self._loops.trains():
+        if not self.has_trained():
             return "no optimizer step was seen, and no loop went on for long"
         return "the training ended after too few steps, or its steps do not follow its batches"
 
 
 class _LiveLoop(Loop):
-    """A loop whose step is the body of the training's own loop."""
+    """A loop whose step is the body of the training's own loop.
+
+    Args:
+        loader: the training's.
+        step: trains a batch.
+        leader: tells other ranks what is done; None without any.
+        ahead: batches that a thread of the training holds ready; 0 where none loads ahead.
+    """
 
     waits_for_step = False  # an alarm would be raised in the training's own code
     why_not_cold = "the files that a script reads stay in memory or on the disk, as they are"
 
     def __init__(
-        self, loader: Any, step: Callable[[object], object], leader: together.Leader | None
+        self,
+        loader: Any,
+        step: Callable[[object], object],
+        leader: together.Leader | None,
+        ahead: int,
     ) -> None:
         super().__init__(loader, step)
-        self._leader = leader
+        self._leader, self._ahead = leader, ahead
+        self._has_thread: bool | None = None  # the loader itself starts it; None: not yet known
 
     def begin(self, arm: str, loader: Any) -> None:
         """Have other ranks do the same."""
         if self._leader:
             self._leader.begin(arm, getattr(loader, "_changes", {}))
 
+    def as_trained(self, batches: Iterable) -> Iterable:
+        """Return a loader's batches as the training gets them, from a thread if it has one."""
+        if not self._ahead:
+            return batches
+        if self._has_thread is None:
+            return self._look_for_thread(batches)
+        return batches if self._has_thread else loaders.loaded_ahead(batches, self._ahead)
+
+    def _look_for_thread(self, batches: Iterable) -> Iterator:
+        for batch in batches:
+            self._has_thread = HOOK.drawer(batches) not in (None, get_ident())
+            yield batch
+
 
 @contextmanager
 def diagnosing(*, budget_s: float = BUDGET_S, progress: bool = True) -> Iterator[LiveDiagnosis]:
-    """Diagnose the training that runs in this context: `with lab.diagnosing() as live: train()`.
+    """Diagnose the training that runs in this context: `with lab.diagnosing(): train()`.
 
     Once its loop has reached the steady state, batches of copies of its loader and kept batches
-    are trained in turn; then the context ends.  The training is one to throw away: its model has
-    seen some batches many times.  No epoch ends, so nothing after an epoch runs.
+    are trained in turn; then the context ends and prints the diagnosis.  The training is one to
+    throw away: its model has seen some batches many times.  No epoch ends, so nothing after an
+    epoch runs.
 
     Args:
         budget_s: as of `diagnose`.
@@ -312,8 +457,14 @@ def diagnosing(*, budget_s: float = BUDGET_S, progress: bool = True) -> Iterator
     """
     check_budget(budget_s)
     live = LiveDiagnosis(budget_s=budget_s, progress=progress)
-    with supplying(live), suppress(Ended):
-        yield live
+    try:
+        with supplying(live), suppress(Ended):
+            yield live
+    finally:
+        if live.diagnosis is not None:
+            sys.stdout.write(f"{live.diagnosis}\n")
+    if why_not := live.why_not():
+        say(Text("Nothing was diagnosed: {why}.").format(why=why_not))
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import json
 import multiprocessing
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import textwrap
@@ -28,7 +29,14 @@ from labkit.diagnosis.diagnose import Diagnosis, diagnose_loop
 from labkit.diagnosis.live import Ended, LiveDiagnosis, supplying
 from labkit.diagnosis.loader_search import Tuned
 from labkit.diagnosis.loaders import end_process
-from labkit.diagnosis.script import Program, execute, show_as_without, start_children_with
+from labkit.diagnosis.script import (
+    Program,
+    Termination,
+    end_by_signal,
+    execute,
+    show_as_without,
+    start_children_with,
+)  # fmt: skip
 from labkit.diagnosis.tune import tune_live
 from labkit.diagnosis.watch import rank_of_launcher, say
 from labkit.language import Text, is_chinese, shown
@@ -39,6 +47,7 @@ BEFORE = Text(
     "measured for about {budget}; then it is ended, without the end of an epoch. Its own `finally` "
     "blocks and exception handlers run, and may write files."
 )
+TERMINATED = "the script was terminated"
 MOST_LISTED = 10  # changed files
 MOST_LOOKED_AT = 50_000  # files and folders below the working folder
 
@@ -66,7 +75,7 @@ def diagnose_script(
     Raises:
         BaseException: what the script raises before it is diagnosed.
     """
-    folder = Path(tempfile.mkdtemp(prefix="labkit-diagnose-"))  # one that a child was diagnosed in
+    folder = Path(tempfile.mkdtemp(prefix="labkit-diagnose-"))  # in which children leave results
     request = {
         "budget_s": budget_s,
         "details": details,
@@ -84,6 +93,7 @@ def diagnose_script(
     begun_s = time.time()
     start_children_with(VARIABLE, request, _diagnose_fork)
     live, own_exit = _live(request), None
+    _termination(live, request).install()
     try:
         with supplying(live):
             execute(program)
@@ -96,22 +106,57 @@ def diagnose_script(
         raise
     finally:
         is_fork = os.getpid() != request["owner"]  # of the script, that ends as well
-        by_child = not is_fork and any(folder.iterdir())
-        changed = []
+        changed: list[str] = []
+        of_children: list[dict[str, Any]] = []
         if not is_fork:
+            of_children = [json.loads(path.read_text("utf-8")) for path in folder.glob("*.json")]
             shutil.rmtree(folder, ignore_errors=True)
             changed = changed_files(Path.cwd(), begun_s, but=json_file) if is_first else []
         if changed:
             say(_changed_in_words(changed))
-    is_missing = live.diagnosis is None and is_first and not by_child and not is_fork
-    if is_missing:
-        say(Text("Nothing was diagnosed: {why}.").format(why=live.why_not()))
+    why_not = _why_not(live, of_children) if is_first and not is_fork else ""
+    is_missing = live.diagnosis is None and not any(each["is_diagnosed"] for each in of_children)
+    if why_not and is_missing:
+        say(Text("Nothing was diagnosed: {why}.").format(why=why_not))
     if own_exit is not None and own_exit.code:
         raise own_exit
-    status = int(is_missing or (live.diagnosis is not None and bool(live.diagnosis.broken)))
+    if why_not:
+        _tell_launcher(why_not)
     if not is_fork:
-        _end_threads(status)
-    return status
+        _end_threads(int(bool(why_not)))
+    return int(bool(why_not))
+
+
+def _why_not(live: LiveDiagnosis, of_children: Sequence[dict[str, Any]]) -> str:
+    """Return why there is no whole diagnosis; "" where there is one, here or in a child."""
+    if live.diagnosis is not None:
+        return live.diagnosis.broken
+    diagnosed = [each["why_not"] for each in of_children if each["is_diagnosed"]]
+    reasons = diagnosed or [*(each["why_not"] for each in of_children), live.why_not()]
+    return "" if "" in reasons else reasons[0]
+
+
+def _tell_launcher(why_not: str) -> None:
+    """Write why this process fails to the file whose text torchrun prints at its end."""
+    file = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if file:
+        why = shown(Text("labkit: {why}").format(why=why_not))
+        error = {"message": why, "extraInfo": {"timestamp": str(int(time.time()))}}
+        with suppress(OSError):
+            Path(file).write_text(json.dumps({"message": error}), encoding="utf-8")
+
+
+def _termination(live: LiveDiagnosis, request: dict[str, Any]) -> Termination:
+    """Return what shows what was measured when SIGTERM comes."""
+
+    def end() -> None:
+        if live.why_not() and not rank_of_launcher():
+            say(Text("Nothing was diagnosed: {why}.").format(why=TERMINATED))
+        if request["owner"] == os.getpid():
+            shutil.rmtree(request["folder"], ignore_errors=True)
+        end_by_signal(signal.SIGTERM)
+
+    return Termination(lambda: live.end_by_signal(TERMINATED, end))
 
 
 def _changed_in_words(changed: Sequence[str]) -> Text:
@@ -144,10 +189,27 @@ def _diagnose_fork() -> None:
 
 
 def _diagnose_here(*, must_train: bool) -> None:
-    live, stack = _live(json.loads(os.environ[VARIABLE]), must_train=must_train), ExitStack()
+    Termination.forget()
+    request, stack = json.loads(os.environ[VARIABLE]), ExitStack()
+    live = _live(request, must_train=must_train)
+    stack.callback(_leave_reason, live, request)
     stack.enter_context(supplying(live))
     atexit.register(stack.close)
     Finalize(None, stack.close, exitpriority=0)  # a forked process has no atexit before 3.13
+
+
+def _leave_reason(live: LiveDiagnosis, request: dict[str, Any]) -> None:
+    """Have the first process print why the training of this one was not diagnosed."""
+    why_not = live.why_not()
+    if why_not and live.has_trained():
+        _leave(request, is_diagnosed=False, why_not=why_not)
+
+
+def _leave(request: dict[str, Any], *, is_diagnosed: bool, why_not: str) -> None:
+    """Leave what became of the diagnosis in this process where the first process finds it."""
+    known = {"is_diagnosed": is_diagnosed, "why_not": why_not}
+    with suppress(OSError), files.whole(Path(request["folder"], f"{os.getpid()}.json")) as part:
+        part.write_text(json.dumps(known), encoding="utf-8")
 
 
 def _live(request: dict[str, Any], *, must_train: bool = False) -> LiveDiagnosis:
@@ -155,8 +217,8 @@ def _live(request: dict[str, Any], *, must_train: bool = False) -> LiveDiagnosis
         details = f"\n\n{diagnosis.details()}" if request["details"] else ""
         sys.stdout.write(f"{diagnosis}{details}\n")
         sys.stdout.flush()
-        with suppress(OSError):
-            Path(request["folder"], str(os.getpid())).touch()
+        if request["owner"] != os.getpid():
+            _leave(request, is_diagnosed=True, why_not=diagnosis.broken)
         if request["json"]:
             try:
                 with files.whole(Path(request["json"])) as part:
@@ -170,15 +232,20 @@ def _live(request: dict[str, Any], *, must_train: bool = False) -> LiveDiagnosis
             shutil.rmtree(request["folder"], ignore_errors=True)
         end_process(0)
 
+    def begin() -> None:
+        _termination(live, request).install()
+
     is_quiet = bool(rank_of_launcher())
-    return LiveDiagnosis(
+    live = LiveDiagnosis(
         budget_s=request["budget_s"],
         progress=not is_quiet,
         show=show,
+        begin=begin,
         insist=insist,
         find=tune_live if request["tuned"] else diagnose_loop,
         must_train=must_train,
     )
+    return live
 
 
 def changed_files(folder: Path, since_s: float, but: Path | None = None) -> list[str]:

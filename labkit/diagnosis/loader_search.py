@@ -14,7 +14,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -476,10 +476,6 @@ class Tuned:
         gain = Text("{ratio} times as fast {interval}")
         interval = f"[{low:.2f}, {high:.2f}]"
         return gain.format(ratio=f"{self.times_as_fast:.2f}", interval=interval)
-
-    def with_note(self, note: str) -> Tuned:
-        """Return this result with one more note at the end of its text."""
-        return replace(self, failed=(*self.failed, note))
 
     def details(self) -> str:
         """Return what was measured of all arguments, as lines."""

@@ -16,13 +16,14 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from multiprocessing.context import BaseContext
 from multiprocessing.util import Finalize
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NoReturn, TypeGuard
 
 from labkit.diagnosis.batches import move_batch
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 STALL_S = 30.0  # a loader, worker or step that gives nothing for so long has stalled
 LAST = -1000  # priority of a finalizer: below those of multiprocessing's queues, -5
+LEFT_S = 5.0  # at most, for the last batch of a thread whose batches nobody takes any more
 DRAWING_S = 5.0  # at most, in which the order of an epoch is drawn
 FIRST = 4  # times as long may the first batch or step take: workers start, libraries compile
 NO_DATALOADER = "not a torch DataLoader: only what it does in this thread was seen"
@@ -74,7 +76,7 @@ def count_batches(loader: Iterable) -> int | None:
         return None
 
 
-def epochs(begin: Callable[[], Iterator]) -> Iterator:
+def epochs(begin: Callable[[], Iterator]) -> Generator:
     """Yield batches epoch after epoch, until an epoch is empty.
 
     Args:
@@ -86,6 +88,46 @@ def epochs(begin: Callable[[], Iterator]) -> Iterator:
         for batch in begin():
             delivered = True
             yield batch
+
+
+def loaded_ahead(batches: Iterable, most: int) -> Iterator:
+    """Yield batches that a thread takes from a loader ahead, as prefetch_generator does.
+
+    Args:
+        batches: iterated over in the thread, which ends with this iterator.
+        most: batches that are held ready, beside the one that the thread has in its hands.
+    """
+    # No `queue.Queue`, whose batches the hook follows.
+    ready: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
+    room, is_left = threading.Semaphore(most), threading.Event()
+
+    def load() -> None:
+        try:
+            for batch in batches:
+                room.acquire()
+                if is_left.is_set():
+                    return
+                ready.put((batch, None))
+            ready.put((None, StopIteration()))
+        except BaseException as error:  # the user's own code may raise anything
+            ready.put((None, error))
+
+    thread = threading.Thread(target=load, daemon=True)
+    thread.start()
+    try:
+        while True:
+            batch, error = ready.get()
+            room.release()
+            if isinstance(error, StopIteration):
+                return
+            if error is not None:
+                raise error
+            yield batch
+    finally:
+        is_left.set()
+        room.release()
+        # What it still loads would be measured beside the next arm.
+        thread.join(LEFT_S)
 
 
 def spread_over_epoch(loader: DataLoader) -> dict[str, Any]:

@@ -36,6 +36,7 @@ from labkit.diagnosis.gpu import Cuda, Host, OtherGpu, find_device, kinds_of
 from labkit.diagnosis.probe import probe_stages
 from labkit.language import Text
 from labkit.machine import hardware
+from labkit.machine.cores import core_limits
 from labkit.parts.decoding import DECODERS
 from labkit.parts.devices import SimulatedGpu
 from labkit.parts.storage import cache_state
@@ -116,7 +117,7 @@ def _measure(
     record.set(
         arguments=loaders.arguments_of(loop.loader) if is_data_loader else {},
         length=loaders.count_batches(loop.loader),
-        cores=cores_of_rank(),
+        limits=core_limits(local_ranks()),
         has_model=loop.model is not None,
         has_opencv=loop.has_opencv,
     )
@@ -191,14 +192,14 @@ def _first_batches(loader: Iterable, facts: Facts) -> int:
 
 def cores_of_rank() -> int:
     """Return how many cores this process may use: ranks on this machine share them."""
-    return max(hardware.cores() // local_ranks(), 1)
+    return core_limits(local_ranks()).cores
 
 
 def look(loop: Loop, device: SimulatedGpu | None) -> float:
     """Run some steps, find out what they compute on, keep batches; return mean seconds."""
     at_s = [time.perf_counter()]
     with stall_limit() as wait_for:
-        for batch in without_stalls(loop.loader, wait_for):
+        for batch in without_stalls(loop.as_trained(loop.loader), wait_for):
             loop.keep(batch)
             # Times as long as usual: the first steps may compile.
             wait_for("step to return", 20 if loop.waits_for_step else 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from statistics import fmean
 from typing import Any
 
@@ -11,6 +12,7 @@ from labkit.diagnosis.bounds import UNEXPLAINED, Bounds
 from labkit.diagnosis.facts import Facts
 from labkit.diagnosis.rules import COMPUTE, Findings, Remedy, bytes_in_words
 from labkit.diagnosis.thresholds import (
+    CORES_BUSY_SHARE,
     INPUT_BOUND_SHARE,
     LISTED_SHARE,
     SHOWN_SHARE,
@@ -71,6 +73,8 @@ def _screen(diagnosis: Findings) -> Iterator[str]:
         yield takes.format(who=who, seconds=units.seconds(m.made_s), parts=parts)
     if words := bytes_in_words(m):
         yield Text("A sample: {size}.").format(size=words)
+    if words := facts.limits.in_words():
+        yield capitalized(words) + Text(".") + _busy_cores(m)
     yield from (Text("Note: {note}.").format(note=message) for message in facts.failed)
 
 
@@ -133,6 +137,7 @@ def as_json(diagnosis: Findings) -> dict[str, Any]:
         "samples_per_s": _per_s(m, m.epoch_s / m.steps) if m else None,
         "unit": facts.batch.unit,
         "device": facts.device,
+        "cores": {"usable": facts.cores} | asdict(facts.limits),
         "remedies": [
             {
                 "name": one.name,
@@ -215,6 +220,15 @@ def _gain(remedy: Remedy) -> Text:
         interval=interval,
         how="expected" if remedy.measured is None else "tried",
     )
+
+
+def _busy_cores(m: Bounds) -> str:
+    """Return that the cores are the limit, where they are."""
+    share = min(m.now.cores_s * m.steps / m.epoch_s, 1.0)
+    if share < CORES_BUSY_SHARE:
+        return ""
+    busy = Text(" They are busy {share} of the time: give the training more cores.")
+    return busy.format(share=units.whole_percent(share))
 
 
 def _parts_in_words(m: Bounds) -> str:

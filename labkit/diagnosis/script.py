@@ -40,7 +40,7 @@ from labkit.language import Text, shown
 VARIABLE = "LABKIT_WATCH"  # of the environment: what started processes are to do, as JSON
 STARTUP = Path(__file__).with_name("startup")  # a folder of PYTHONPATH
 LAST = -200  # priority of a finalizer: after multiprocessing has waited for the children
-get_signal, set_signal = signal.getsignal, signal.signal  # a script sees others: `_hide`
+get_signal, set_signal = signal.getsignal, signal.signal  # a script sees others: `Termination`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,10 +80,7 @@ class Session:
         """Watch this process until `end`, or until its own end."""
         self.watch.start()
         HOOK.is_reported = True
-        with suppress(ValueError):  # another thread than the main one
-            if get_signal(signal.SIGTERM) is signal.SIG_DFL:
-                set_signal(signal.SIGTERM, self._terminate)
-                _hide(self._terminate)
+        Termination(self._end_early).install()
         if self._is_child:
             atexit.register(self.end)
             Finalize(None, self.end, exitpriority=0)  # a forked process has no atexit before 3.13
@@ -99,19 +96,20 @@ class Session:
         if not self.watch.rank and not _runs(self._request.owner):
             shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _terminate(self, number: int, _: FrameType | None) -> None:
-        """Report, and end as without this handler."""
-        # The signal often comes twice, and to workers as well, whose end torch would raise here.
-        set_signal(number, signal.SIG_IGN)
-        if hasattr(signal, "SIGCHLD"):
-            set_signal(signal.SIGCHLD, signal.SIG_DFL)
-        if os.getpid() == self.pid:
-            self.say(Text("The script was terminated; this was measured until then."))
-            self.end()
-            with suppress(OSError):  # ranks still write into it: the first one removes it
-                self._folder.rmdir()
-        set_signal(number, signal.SIG_DFL)
-        os.kill(os.getpid(), number)
+    def _end_early(self) -> None:
+        """Report before SIGTERM ends this process."""
+        self.say(Text("The script was terminated; this was measured until then."))
+        self.end()
+        if self._request.owner != self.pid:
+            return
+        # Ranks that are terminated as well leave facts in it, which the first of them reads.  Those
+        # that end only after this process remove it.
+        until_s = time.monotonic() + 2.0
+        while any(each["pid"] != self.pid and _runs(each["pid"]) for each in self._others()):
+            if time.monotonic() > until_s:
+                return
+            time.sleep(0.05)
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     def say(self, what: object) -> None:
         """Print lines, with the rank where there is one."""
@@ -193,6 +191,65 @@ class Session:
             if ended >= here or time.monotonic() >= until_s:
                 return reports
             time.sleep(0.05)
+
+
+class Termination:
+    """What this process does when SIGTERM comes: it reports, and ends as without labkit.
+
+    Args:
+        report: called in this process; its forks only end.
+    """
+
+    def __init__(self, report: Callable[[], object]) -> None:
+        self._report, self._pid = report, os.getpid()
+
+    def install(self) -> None:
+        """Handle SIGTERM unless the script does, or this is not the main thread."""
+        with suppress(ValueError):  # another thread
+            if get_signal(signal.SIGTERM) is signal.SIG_DFL:
+                set_signal(signal.SIGTERM, self)
+                self._hide()
+
+    @staticmethod
+    def forget() -> None:
+        """Take back what the process has installed that forked this one."""
+        if isinstance(get_signal(signal.SIGTERM), Termination):
+            set_signal(signal.SIGTERM, signal.SIG_DFL)
+
+    def __call__(self, number: int, _: FrameType | None) -> None:
+        """Handle the signal."""
+        # The signal often comes twice, and to workers as well, whose end torch would raise here.
+        set_signal(number, signal.SIG_IGN)
+        if hasattr(signal, "SIGCHLD"):
+            set_signal(signal.SIGCHLD, signal.SIG_DFL)
+        if os.getpid() == self._pid:
+            self._report()
+        end_by_signal(number)
+
+    def _hide(self) -> None:
+        """Have the script see the default handler, as without labkit.
+
+        Lightning calls the handler that it finds after its own one.
+        """
+
+        def shown(handler: Any) -> Any:
+            return signal.SIG_DFL if isinstance(handler, Termination) else handler
+
+        def getsignal(number: int) -> Any:
+            return shown(get_signal(number))
+
+        def set_(number: int, handler: Any) -> Any:
+            is_default = number == signal.SIGTERM and handler == signal.SIG_DFL
+            return shown(set_signal(number, self if is_default else handler))
+
+        for name, own, seen in (("getsignal", get_signal, getsignal), ("signal", set_signal, set_)):
+            setattr(signal, name, wraps(own)(seen))
+
+
+def end_by_signal(number: int) -> None:
+    """End this process as a signal without a handler does."""
+    set_signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
 
 
 def _runs(pid: int) -> bool:
@@ -374,31 +431,10 @@ def start_children_with(
 def watch_when_it_trains() -> None:
     """Watch this process, which a watched script started, from its first step on."""
     request = Request(**json.loads(os.environ[VARIABLE]))
-    if isinstance(getattr(get_signal(signal.SIGTERM), "__self__", None), Session):
-        set_signal(signal.SIGTERM, signal.SIG_DFL)  # it was of the process that forked this one
+    Termination.forget()
     if request.loader and HOOK.loader_arguments is None:
         HOOK.loader_arguments = LoaderArguments(request.loader)
     HOOK.wait_for_training(lambda: Session(request, is_child=True).start())
-
-
-def _hide(terminate: Callable) -> None:
-    """Have the script see the default handler of SIGTERM, as without this module.
-
-    Lightning calls the handler that it finds after its own one.
-    """
-
-    def shown(handler: Any) -> Any:
-        return signal.SIG_DFL if handler == terminate else handler
-
-    def getsignal(number: int) -> Any:
-        return shown(get_signal(number))
-
-    def set_(number: int, handler: Any) -> Any:
-        is_default = number == signal.SIGTERM and handler == signal.SIG_DFL
-        return shown(set_signal(number, terminate if is_default else handler))
-
-    for name, own, seen in (("getsignal", get_signal, getsignal), ("signal", set_signal, set_)):
-        setattr(signal, name, wraps(own)(seen))
 
 
 def show_as_without(error: BaseException) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import pickle
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -74,13 +74,19 @@ class Leader:
         self._sent += 1
 
 
-def follow(group: Group, loader: Any, step: Callable[[object], object]) -> None:
+def follow(
+    group: Group,
+    loader: Any,
+    step: Callable[[object], object],
+    as_trained: Callable[[Iterable], Iterable] = iter,
+) -> None:
     """Do what the first rank does, until it ends.
 
     Args:
         group: of this rank.
         loader: this rank's own; copies of it are iterated over.
         step: called with a batch.
+        as_trained: returns the batches of a copy as the training gets them.
     """
     kept: list[object] = []
     own: dict[str, Any] = {}
@@ -89,7 +95,7 @@ def follow(group: Group, loader: Any, step: Callable[[object], object]) -> None:
     store, arm, number = group.store, "warm", 0
     with ExitStack() as stack:
         copy = stack.enter_context(ExitStack())
-        batches = _batches(copy, loader, own)
+        batches = _batches(copy, loader, own, as_trained)
         while True:
             while arm == "alone" and not store.check([str(number)]):
                 next(batches)
@@ -99,11 +105,12 @@ def follow(group: Group, loader: Any, step: Callable[[object], object]) -> None:
                 return
             if message != "step":
                 arm, changes = message
+                batches.close()  # a thread may load ahead
                 copy.close()
                 init = changes.get("worker_init_fn")
                 if isinstance(init, loaders.OneThread):
                     changes["worker_init_fn"] = replace(init, own=loader.worker_init_fn)
-                batches = _batches(copy, loader, own | changes)
+                batches = _batches(copy, loader, own | changes, as_trained)
                 continue
             if arm == "resident" and kept:
                 batch = kept[number % len(kept)]
@@ -114,8 +121,13 @@ def follow(group: Group, loader: Any, step: Callable[[object], object]) -> None:
             step(batch)
 
 
-def _batches(stack: ExitStack, loader: Any, changes: Mapping[str, Any]) -> Iterator:
+def _batches(
+    stack: ExitStack,
+    loader: Any,
+    changes: Mapping[str, Any],
+    as_trained: Callable[[Iterable], Iterable],
+) -> Generator:
     """Return endless batches of a copy of a loader, whose workers end with the stack."""
     if loaders.is_data_loader(loader):
         loader = stack.enter_context(loaders.copied(loader, **changes))
-    return loaders.epochs(lambda: iter(loader))
+    return loaders.epochs(lambda: iter(as_trained(loader)))

@@ -30,7 +30,7 @@ from labkit.diagnosis.loaders import check_loader
 from labkit.diagnosis.loops import Loops
 from labkit.files import progress_stream
 from labkit.language import Text, shown
-from labkit.machine import hardware
+from labkit.machine.cores import core_limits
 from labkit.machine.gpu import Reading, open_gpu, other_gpu_in_use
 from labkit.machine.usage import NVML_PERIOD_S, Sampler, cores_s
 
@@ -143,8 +143,10 @@ class Watch:
         wall_s, process_s, workers_s, busy_s, all_s, of_workers_s = self._cpu_s
         if not wall_s:
             return None
+        limits = core_limits()
         return Cpu(
-            cores=hardware.cores(),
+            cores=limits.cores,
+            limits=limits,
             process=process_s / wall_s,
             workers=workers_s / wall_s,
             per_worker=workers_s / of_workers_s if of_workers_s else None,

@@ -8,18 +8,17 @@ tell what it may use.
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 import platform
 import re
 import subprocess
 import sys
 from importlib import metadata
-from pathlib import Path
 
 from labkit import units
 from labkit.install import CHECKOUT
 from labkit.machine import procfs
+from labkit.machine.cores import core_limits
 from labkit.machine.gpu import cuda
 from labkit.records import UNKNOWN, Provenance
 
@@ -40,27 +39,11 @@ DISTRIBUTIONS = {
 
 
 def cores() -> int:
-    """Count the CPU cores this process may use, at least 1.
+    """Count the CPU cores this process may use, at least 1; ranks share them.
 
     A control group's quota of one and a half cores counts as two.
     """
-    # Neither call knows the quota of a container.
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    quotas = [_cpu_quota(folder) for folder in procfs.cgroup_folders("cpu")]
-    return min([usable or 1, *(max(1, math.ceil(quota)) for quota in quotas if quota)])
-
-
-def _cpu_quota(folder: Path) -> float | None:
-    """Return the cores that a control group grants; None without a limit."""
-    quota: str | int | None
-    period: str | int | None
-    quota, _, period = procfs.text(folder / "cpu.max").strip().partition(" ")  # version 2
-    if not quota:
-        quota = procfs.number(folder / "cpu.cfs_quota_us")  # version 1; -1: no limit
-        period = procfs.number(folder / "cpu.cfs_period_us")
-    if quota in (None, "max", -1) or not period:
-        return None
-    return int(quota) / int(period)
+    return core_limits().cores
 
 
 def memory_bytes() -> int:

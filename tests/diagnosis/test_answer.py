@@ -6,6 +6,7 @@ import pytest
 
 from labkit.diagnosis.answer import Cpu, Facts, Gpu, answer, lines, lines_of_ranks
 from labkit.diagnosis.loops import Loader, Phase, Phases
+from labkit.machine.cores import CoreLimits
 
 LOADER = Loader(name="Photos, 2 workers", workers=2)
 IDLE_CPU = Cpu(cores=8, process=1.0, workers=1.9, per_worker=0.95, busy_share=0.4)
@@ -111,6 +112,12 @@ def test_the_sentence_says_problem_no_problem_or_cannot_be_told(made, verdict, s
             "a worker uses 20.0 % of a core, and other programs keep the cores busy",
         ),
         (BOUND, replace(IDLE_CPU, per_worker=0.2), "for storage, a lock or one late batch"),
+        (
+            BOUND,
+            replace(IDLE_CPU, cores=2, limits=CoreLimits(machine=16, affinity=2)),
+            "all 2 cores are busy, so more workers would not help; this process may use 2 of the "
+            "machine's 16 cores: the CPU affinity",
+        ),
         (BOUND, None, ""),
     ],
 )

@@ -8,6 +8,8 @@ from labkit.diagnosis.probe import Made, stages_of
 from labkit.diagnosis.rules import conclude, propose
 from labkit.diagnosis.say import as_json, screen
 from labkit.diagnosis.thresholds import CONTENTION_SHARE, IDLE_CORES_SHARE, LEAST_CPU_RATIO
+from labkit.machine.cores import CoreLimits
+from tests.diagnosis.json_keys import undocumented
 
 STEPS = 100
 WORK = Stage(name="work", kind="transform", wall_s=0.05, cpu_s=0.05)
@@ -33,7 +35,8 @@ def facts(resident=(0.01,), alone=(0.1,), warm=(0.1,), cold=(), alone_as=None, *
         *(stretch("cold", s, epoch_s=s * STEPS) for s in cold),
     ]
     usual = {
-        "arguments": {"batch_size": 8, "num_workers": 2}, "length": STEPS, "cores": 4,
+        "arguments": {"batch_size": 8, "num_workers": 2}, "length": STEPS,
+        "limits": CoreLimits(machine=4, affinity=4),
         "batch": Batch(bytes_by_dtype={"uint8": 8_000_000}, samples=8),
         "stretches": tuple(stretches), "probe": Stages(stages=(WORK,)), "empty_s": 0.001,
     }  # fmt: skip
@@ -86,6 +89,7 @@ def test_what_loading_costs_has_one_name_in_bounds_text_and_json():
     assert low < found["loading_cost_share"] < high
     assert found["loading_cost_share"] == pytest.approx(1 - 0.06 / 0.1)
     assert "data loading costs 40.0 % [" in screen(findings).splitlines()[0]
+    assert findings.remedies and undocumented(found) == set()
     # One block has no interval, and no block no share.
     once = as_json(conclude(facts(), bounds_of(facts()), ()))
     assert once["loading_cost_share"] == pytest.approx(0.9)
@@ -338,3 +342,32 @@ def test_the_slowest_and_the_fastest_batch_are_told_from_the_mean():
     found = stages_of([*taken, made(0, 9.0, at_s=5.0)], None)
     mean_s = 0.8 / 3
     assert (found.slowest, found.fastest) == pytest.approx((0.6 / mean_s, 0.1 / mean_s))
+
+
+# --- cores that the process may not use ---------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("limits", "cpu_s", "line"),
+    [
+        (CoreLimits(machine=2, affinity=2), 0.18, ""),
+        (
+            CoreLimits(machine=16, affinity=2),
+            0.18,
+            "This process may use 2 of the machine's 16 cores: the CPU affinity (taskset, numactl, "
+            "a batch system) leaves out the others. They are busy 90 % of the time: give the "
+            "training more cores.",
+        ),
+        (
+            CoreLimits(machine=16, affinity=16, ranks=8),
+            0.05,
+            "This process may use 2 of the machine's 16 cores: 8 ranks share 16.",
+        ),
+    ],
+)
+def test_few_cores_get_a_line_and_are_named_as_the_limit_where_they_are_busy(limits, cpu_s, line):
+    measured = facts(limits=limits, alone_as={"cpu_s": cpu_s}, resident=(0.001,))
+    diagnosis = conclude(measured, bounds_of(measured), ())
+    lines = [each for each in screen(diagnosis).splitlines() if "cores" in each]
+    assert lines == ([line] if line else [])
+    assert as_json(diagnosis)["cores"]["usable"] == 2

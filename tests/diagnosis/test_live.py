@@ -1,11 +1,13 @@
 """Trainings that run as they are are diagnosed: `labkit diagnose train.py`."""
 
 import contextlib
+import itertools
 import json
 import os
 import re
 import signal
 import subprocess
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,11 +20,12 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, Sampler, Sequent
 
 import labkit as lab
 from labkit.diagnosis import together
-from labkit.diagnosis.live_script import changed_files
-from labkit.diagnosis.loaders import OneThread, copied, spread_over_epoch
+from labkit.diagnosis.live_script import TERMINATED, changed_files
+from labkit.diagnosis.loaders import OneThread, copied, loaded_ahead, spread_over_epoch
 from tests import warm_python
 from tests.diagnosis.test_trainings import SCRIPT, WAITS
-from tests.processes import PATIENCE_S
+from tests.diagnosis.test_watch import free_port
+from tests.processes import PATIENCE_S, until
 
 BUDGET = ["--budget-s", "5"]
 TRAINING = """
@@ -85,17 +88,27 @@ def script(tmp_path):
 # --- unchanged scripts ------------------------------------------------------------------------
 
 NAMES = [
-    "background_generator", "endless_loader", "two_loaders", "in_a_thread", "inference",
-    "slow_validation",
+    "background_generator", "generator_of_a_loader", "endless_loader", "two_loaders", "in_a_thread",
+    "inference", "slow_validation",
 ]  # fmt: skip
-# Of two loaders that are drawn from in turn, one is diagnosed; the other is in the step.
-EXPECTED = WAITS | {"two_loaders": 20 / 60}
+# What watch cannot judge, or whose batches a thread changes.
+NOT_DIAGNOSED = {
+    "unseen_loader": "its steps do not follow its batches",
+    "own_process": "no DataLoader was iterated over in this process",
+    "hidden_thread": "its steps do not follow its batches",
+    "queues_in_a_row": "its steps do not follow its batches",
+    "named_loader": "loader must yield batches in every epoch, got none",  # of 80 batches
+}
+MORE = sorted({*WAITS, "lists_of_dicts"} - {*NAMES, *NOT_DIAGNOSED})
+EXPECTED = WAITS | {
+    "two_loaders": 20 / 60,  # one is diagnosed; the other, drawn from in turn, is in the step
+    "rebatching": 10 / 50,  # what the generator does after the loader is in the step
+    "lists_of_dicts": 5 / 10,
+}
 
 
-@pytest.fixture(scope="module")
-def diagnosed(tmp_path_factory):
-    """All trainings, two at a time, as they sleep most of the time: name -> JSON."""
-    folder = tmp_path_factory.mktemp("diagnosed")
+def diagnose_some(names, folder):
+    """Diagnose trainings, two at a time, as they sleep most of the time: name -> JSON."""
 
     def run(name):
         path = folder / f"{name}.json"
@@ -104,18 +117,101 @@ def diagnosed(tmp_path_factory):
         return json.loads(path.read_text())
 
     with ThreadPoolExecutor(2) as pool:
-        return dict(zip(NAMES, pool.map(run, NAMES)))
+        return dict(zip(names, pool.map(run, names)))
+
+
+@pytest.fixture(scope="module")
+def diagnosed(tmp_path_factory):
+    return diagnose_some(NAMES, tmp_path_factory.mktemp("diagnosed"))
+
+
+@pytest.fixture(scope="module")
+def more_diagnosed(tmp_path_factory):
+    return diagnose_some(MORE, tmp_path_factory.mktemp("diagnosed"))
+
+
+def check_share(found, name):
+    assert found["broken"] == ""
+    assert found["loading_cost_share"] == pytest.approx(EXPECTED[name], abs=0.12)
 
 
 @pytest.mark.alone
 @pytest.mark.parametrize("name", NAMES)
 def test_the_share_of_waiting_is_what_was_planted(diagnosed, name):
-    found = diagnosed[name]
-    assert found["broken"] == ""
-    assert found["loading_cost_share"] == pytest.approx(EXPECTED[name], abs=0.12)
+    check_share(diagnosed[name], name)
+
+
+@pytest.mark.alone
+@pytest.mark.long
+@pytest.mark.parametrize("name", MORE)
+def test_all_that_watch_sees_is_diagnosed(more_diagnosed, name):
+    check_share(more_diagnosed[name], name)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", NOT_DIAGNOSED)
+def test_what_cannot_be_diagnosed_gets_a_reason(tmp_path, name):
+    done = diagnose(*BUDGET, SCRIPT, name, cwd=tmp_path)
+    assert NOT_DIAGNOSED[name] in done.stdout + done.stderr
+    assert (done.returncode, "Traceback" in done.stderr) == (1, False), done.stderr
+    assert left_running(tmp_path) == []
 
 
 LOOPS = {
+    "counts the steps of short epochs": """
+batches = DataLoader(torch.utils.data.Subset(Slow(), range(8)), batch_size=4)
+while True:
+    iterator = iter(batches)
+    for _ in range(len(batches)):
+        step(next(iterator))
+    print("an epoch ended")
+""",
+    "counts the steps of short epochs, with workers that persist": """
+few = torch.utils.data.Subset(Slow(), range(8))
+batches = DataLoader(few, batch_size=4, num_workers=1, persistent_workers=True)
+while True:
+    iterator = iter(batches)
+    for _ in range(len(batches)):
+        step(next(iterator))
+    print("an epoch ended")
+""",
+    "counts the steps of short epochs, and looks at all of another loader first": """
+others = DataLoader(torch.utils.data.Subset(Slow(), range(8)), batch_size=4)
+assert len(others) > 2 and sum(1 for _ in others) == 2
+batches = DataLoader(torch.utils.data.Subset(Slow(), range(8)), batch_size=4)
+for _ in range(1000):
+    for _, batch in zip(range(len(batches)), batches):
+        step(batch)
+    print("an epoch ended")
+""",
+    "looks at other batches of its loader": """
+batches, seen = loader(num_workers=1), set()
+try:
+    for number, batch in enumerate(batches):
+        step(batch)
+        if number % 20 == 0:
+            next(iter(batches))
+        if number == 30:
+            seen.add(sum(1 for _ in batches))
+finally:
+    assert number > 30 and seen == {100}, (number, seen)
+""",
+    "fills a queue without an end": """
+import queue, threading
+ready = queue.Queue()
+
+def load():
+    for batch in loader():
+        ready.put(batch)
+    ready.put(None)
+
+threading.Thread(target=load, daemon=True).start()
+try:
+    while (batch := ready.get()) is not None:
+        step(batch)
+finally:
+    assert ready.qsize() < 1000, ready.qsize()
+""",
     "counts steps": """
 batches = loader()
 for _ in range(3):
@@ -286,6 +382,7 @@ def test_a_script_that_ends_first_gets_a_line_and_keeps_its_status(
             "    if n == 60: break\nfor batch in loader(): step(batch)",
             "the training left its loop before it was diagnosed",
         ),
+        ("    if n == 60: os.kill(os.getpid(), signal.SIGTERM)", TERMINATED),
     ],
 )
 def test_what_was_measured_until_then_is_printed(script, tmp_path, rest, words):
@@ -293,9 +390,56 @@ def test_what_was_measured_until_then_is_printed(script, tmp_path, rest, words):
     done = diagnose(*BUDGET, script(loop), cwd=tmp_path)
     assert f"Diagnosis stopped: {words}" in done.stdout
     assert "loading and computing: " in done.stdout
-    assert done.returncode == (-signal.SIGINT if "SIGINT" in rest else 1)
+    number = re.search("signal.(SIG[A-Z]+)", rest)
+    assert done.returncode == (-signal.Signals[number[1]] if number else 1)
     assert ("KeyError: 'own'" in done.stderr) == ("KeyError" in rest)
     assert left_running(tmp_path) == []
+
+
+SIGNALLED = """
+import json, threading
+print("folder:", json.loads(os.environ["LABKIT_DIAGNOSE"])["folder"], flush=True)
+
+class Ending(Slow):
+    loaded = 0
+
+    def __getitem__(self, i):
+        self.loaded += 1
+        if self.loaded == 400:
+            os.kill(os.getpid(), signal.SIGNAL)
+        return super().__getitem__(i)
+
+def train():
+    for batch in DataLoader(Ending(), batch_size=4):
+        step(batch)
+"""
+IN_A_THREAD = "thread = threading.Thread(target=train)\nthread.start()\nthread.join()\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "how", "words"),
+    [
+        ("SIGINT", "train()", "the training ended with KeyboardInterrupt"),
+        ("SIGTERM", "train()", TERMINATED),
+        ("SIGTERM", IN_A_THREAD, TERMINATED),
+    ],
+)
+def test_a_signal_while_the_loader_runs_alone_ends_both(script, tmp_path, name, how, words):
+    path = script(SIGNALLED.replace("SIGNAL)", f"{name})") + how)
+    done = diagnose(*BUDGET, path, cwd=tmp_path)
+    assert f"Diagnosis stopped: {words}" in done.stdout
+    assert "loading and computing: " in done.stdout
+    assert done.returncode == -signal.Signals[name], done.stderr
+    assert left_running(tmp_path) == []
+    (folder,) = re.findall("^folder: (.+)$", done.stdout, re.MULTILINE)
+    assert not Path(folder).exists()
+
+
+def test_a_script_that_is_terminated_before_it_trains_gets_a_line(script, tmp_path):
+    path = script("os.kill(os.getpid(), signal.SIGTERM)")
+    done = diagnose(*BUDGET, path, cwd=tmp_path)
+    assert f"Nothing was diagnosed: {TERMINATED}." in done.stderr
+    assert (done.returncode, done.stdout) == (-signal.SIGTERM, "")
 
 
 def test_a_loader_that_cannot_be_copied_gets_a_line(script, tmp_path):
@@ -325,13 +469,32 @@ for _ in range(5):
         step(batch)
 print("an epoch ended")
 """
+SPAWNED = """
+def work(rank):
+    global model, optimizer
+    torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
+    model = torch.nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    for batch in loader():
+        step(batch)
+    print("an epoch ended")
+
+if __name__ == "__main__":
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": sys.argv[1]}
+    torch.multiprocessing.spawn(work, nprocs=2)
+"""
 TORCHRUN = ["--standalone", "--nproc-per-node", "2"]
 
 
-@pytest.mark.parametrize("how", [pytest.param("inside", marks=pytest.mark.long), "outside"])
+LONG_WAYS = [pytest.param(how, marks=pytest.mark.long) for how in ("inside", "spawn")]
+
+
+@pytest.mark.parametrize("how", [*LONG_WAYS, "outside"])
 def test_ranks_take_the_same_steps_and_the_first_one_prints(script, tmp_path, how):
-    path = script(RANKS)
-    if how == "inside":
+    path = script(RANKS if how != "spawn" else SPAWNED)
+    if how == "spawn":
+        done = diagnose(*BUDGET, path, free_port(), cwd=tmp_path)
+    elif how == "inside":
         done = diagnose(*BUDGET, "-m", "torch.distributed.run", *TORCHRUN, path, cwd=tmp_path)
     else:
         words = [*TORCHRUN, "-m", "labkit.diagnose", *BUDGET, path]
@@ -342,6 +505,20 @@ def test_ranks_take_the_same_steps_and_the_first_one_prints(script, tmp_path, ho
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.count("data loading costs") == 1
     assert "an epoch ended" not in done.stdout
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("how", ["inside", "outside"])
+def test_why_nothing_was_diagnosed_stands_in_the_last_lines_of_torchrun(script, tmp_path, how):
+    path = script("for _, batch in zip(range(3), loader()): step(batch)")
+    ours, theirs = ["-m", "labkit.diagnose", *BUDGET], ["-m", "torch.distributed.run", *TORCHRUN]
+    words = [*ours, *theirs] if how == "inside" else [*theirs, *ours]
+    command = [*warm_python.command(), *words, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, cwd=tmp_path)
+    assert done.returncode == 1
+    last_lines = "\n".join(done.stderr.strip().splitlines()[-2:])
+    assert "the training ended after too few steps" in last_lines, done.stderr
+    assert left_running(tmp_path) == []
 
 
 class Share(Sampler):
@@ -382,7 +559,7 @@ def test_each_rank_loads_samples_of_its_own_sampler(tmp_path):
 # --- in a program -----------------------------------------------------------------------------
 
 
-def test_a_function_that_trains_is_diagnosed_in_a_context():
+def test_a_function_that_trains_is_diagnosed_in_a_context(capsys):
     model = nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), 1e-3)
     ended = []
@@ -398,9 +575,18 @@ def test_a_function_that_trains_is_diagnosed_in_a_context():
             train()
     assert live.diagnosis.broken == ""
     assert "The step alone (cpu): " in str(live.diagnosis)
+    assert capsys.readouterr() == (f"{live.diagnosis}\n", "")
     assert len(DataLoader(torch.ones(64, 3), batch_size=4)) == 16
     train()
     assert ended[-1] is True  # nothing is diagnosed any more
+
+
+def test_a_context_without_a_training_says_so(capsys):
+    with lab.diagnosing(progress=False) as live:
+        pass
+    assert live.diagnosis is None
+    why = "no DataLoader was iterated over in this process"
+    assert capsys.readouterr() == ("", f"[labkit] Nothing was diagnosed: {why}.\n")
 
 
 def test_too_short_a_budget_is_refused():
@@ -412,6 +598,29 @@ def test_too_short_a_budget_is_refused():
 
 
 # --- which batches, which files ---------------------------------------------------------------
+
+
+def test_batches_that_are_loaded_ahead_come_in_order_with_their_error():
+    def fail():
+        yield from range(3)
+        raise KeyError("the fourth")
+
+    assert list(loaded_ahead(range(100), 2)) == list(range(100))
+    taken = []
+    with pytest.raises(KeyError, match="the fourth"):
+        for each in loaded_ahead(fail(), 1):
+            taken.append(each)
+    assert taken == [0, 1, 2]
+
+
+def test_a_thread_that_loads_ahead_holds_few_batches_and_ends_with_its_iterator():
+    begun = threading.active_count()
+    drawn = []
+    batches = loaded_ahead((drawn.append(n) for n in itertools.count()), 2)
+    next(batches)
+    until(lambda: len(drawn) == 4)  # one taken, two ready, one in the thread's hands
+    batches.close()
+    assert (len(drawn), threading.active_count()) == (4, begun)
 
 
 class Lengths(Dataset):

@@ -18,6 +18,7 @@ SHARE = 0.08
 # Name -> the share of the training's time that it waits for data.
 WAITS = {
     "background_generator": 10 / 30,
+    "generator_of_a_loader": 10 / 30,
     "executor": 10 / 30,
     "evaluation_between_epochs": 20 / 30,
     "slow_validation": 2 / 42,

@@ -21,6 +21,7 @@ from labkit.diagnosis.loader_search import Arguments, Tuned, search
 from labkit.diagnosis.tune import LoaderTrials
 from labkit.machine import hardware, shared_memory
 from tests import warm_python
+from tests.diagnosis.json_keys import undocumented
 from tests.processes import PATIENCE_S
 
 ALL = frozenset(Arguments._fields)
@@ -275,6 +276,7 @@ def test_it_is_written_as_json():
     assert known["changes"] == {"num_workers": 3}
     assert known["interval"][0] < known["times_as_fast"] < known["interval"][1]
     assert known["broken"] == ""
+    assert undocumented(known) == set()
 
 
 # --- real loaders -----------------------------------------------------------------------------
@@ -567,9 +569,3 @@ def test_settings_are_tuned_by_the_same_search(photos, tmp_path):
 )
 def test_equal_is_only_said_where_it_is_shown(logs, words):
     assert loader_search.effect(8, Comparison(log_ratios=logs)).startswith(words)
-
-
-def test_a_note_of_a_live_training_stands_on_the_screen():
-    noted = tuned(by_workers).with_note("a thread loads ahead")
-    assert "Note: a thread loads ahead." in str(noted).splitlines()
-    assert "Note: a thread loads ahead." not in str(tuned(by_workers))

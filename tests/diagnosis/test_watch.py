@@ -1,6 +1,7 @@
 """A watched training runs as before, alone, as ranks and under signals."""
 
 import json
+import os
 import random
 import re
 import signal
@@ -21,6 +22,7 @@ from labkit.diagnosis.hook import Hook
 from labkit.diagnosis.loops import Event
 from labkit.diagnosis.watch import PERIOD_S, Watch, WatchedLoader
 from tests import warm_python
+from tests.diagnosis.json_keys import undocumented
 from tests.fake_clock import FakeClock
 from tests.processes import PATIENCE_S, until
 
@@ -253,7 +255,7 @@ def work(rank, ranks):
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-        if how == "wait" and len(losses) == 60:
+        if sys.argv[-1] == "wait" and len(losses) == 60:
             print("60 steps", flush=True)
             time.sleep(60)
     print(sum(losses), torch.rand(1).item(), random.random(), __name__, NAME, flush=True)
@@ -351,6 +353,7 @@ def test_json_is_written_at_every_report(script, tmp_path):
         run.send_signal(signal.SIGKILL)
     seen = json.loads(path.read_text())
     assert (seen["has_ended"], seen["training"]["steps"] >= 50) == (False, True)
+    assert undocumented(seen) == set()
 
 
 @pytest.mark.parametrize(
@@ -378,6 +381,30 @@ def test_a_signal_ends_it_as_without_watch_and_what_was_measured_is_shown(
     seen = json.loads(path.read_text())
     assert (seen["arguments"], seen["has_ended"]) == (["wait"], True)
     assert seen["answer"]["sentence"] in said
+
+
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.long)])
+def test_processes_that_are_terminated_together_leave_nothing(script, tmp_path, ranks):
+    words = ["wait"] if ranks == 1 else ["spawn", free_port(), "wait"]
+    # In a Python of its own, as users start it.
+    command = [sys.executable, "-m", "labkit.watch", *map(str, [script, *words])]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, **pipes, env=environment, start_new_session=True) as process:
+        trained = 0
+        while trained < ranks:
+            line = process.stdout.readline()
+            assert line, process.communicate()
+            trained += line == "60 steps\n"
+        assert len([*tmp_path.glob("labkit-*")]) == 1
+        os.killpg(process.pid, signal.SIGTERM)
+        _, said = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == -signal.SIGTERM
+    names = ["labkit"] if ranks == 1 else ["labkit, rank 0", "labkit, rank 1"]
+    for name in names:
+        assert f"[{name}] The script was terminated; this was measured until then." in said
+    assert ("rank  images/s" in said) == (ranks == 2)
+    assert [*tmp_path.glob("labkit-*")] == []
 
 
 @pytest.mark.parametrize(

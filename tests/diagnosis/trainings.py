@@ -65,6 +65,12 @@ def background_generator():
         train(loader(40, 0.030, kind=Ahead), 0.020)
 
 
+def generator_of_a_loader():
+    from prefetch_generator import BackgroundGenerator
+
+    train(BackgroundGenerator(loader(80, 0.030)), 0.020)
+
+
 def executor():
     batches = iter(loader(80, 0.030))
     with ThreadPoolExecutor(1) as pool:
