@@ -34,9 +34,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
-import json
 import math
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -69,7 +67,6 @@ MOST_ERROR = 0.15
 MOST_BEATEN_SHARE = 0.05
 NOTHING, HELD_OUT, REAL, FRESH = "nothing", "held out", "real", "fresh"
 FEWER_BYTES = "fewer bytes"
-ANSWER = "outcome.json"
 PLANTED = ("", "planted", "said", "remedy", "first said", "its number", "measured", "error")
 
 # A mount namespace of its own, where /dev/shm is small; all that runs in it goes with it.
@@ -371,42 +368,20 @@ def examine(name: str, data: Path, scratch: Path, rounds: int, budget_s: float) 
 
 
 def in_own_process(name: str, data: Path, scratch: Path, rounds: int, budget_s: float) -> Outcome:
-    """Run one case in a process of its own, which leaves nothing in this one."""
-    inside = CASES[name].inside
-    if reason := why_not_inside(inside):
-        return Outcome(name=name, skipped=reason)
+    """Run one case in a process of its own."""
     own = scratch / name
     own.mkdir()
-    command = [
-        *inside, sys.executable, "-m", "benchmarks.diagnosis", "--data", str(data),
-        "--case", name, "--rounds", str(rounds), "--budget-s", str(budget_s), "--alone", str(own),
+    words = [
+        "benchmarks.diagnosis", "--data", str(data), "--case", name, "--rounds", str(rounds),
+        "--budget-s", str(budget_s),
     ]  # fmt: skip
     try:
-        done = subprocess.run(
-            command, cwd=Path(__file__).parents[1], stderr=subprocess.PIPE, text=True,
-            timeout=LIMIT_S,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        return Outcome(name=name, failed=f"not done after {units.seconds(LIMIT_S)}")
+        known = frame.in_own_process(words, own, limit_s=LIMIT_S, inside=CASES[name].inside)
     finally:
         if name in ("slow_disk", "shared_disk"):  # what a killed process left; a live one's stays
             with contextlib.suppress(OSError):
                 slow_disk.down()
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        return Outcome(name=name, failed=f"exit status {done.returncode}: {last}")
-    return Outcome(**json.loads((own / ANSWER).read_text()))
-
-
-def why_not_inside(inside: tuple[str, ...]) -> str:
-    """Try a command that a case's process must run in; return "" where it works."""
-    if not inside:
-        return ""
-    try:
-        tried = subprocess.run([*inside, "true"], capture_output=True, text=True)
-    except FileNotFoundError:
-        return f"needs {inside[0]}, which is not installed"
-    return f"needs root on Linux: {tried.stderr.strip()}" if tried.returncode else ""
+    return Outcome(**({"name": name} | known))
 
 
 # --- all cases ------------------------------------------------------------------------------
@@ -589,7 +564,7 @@ def main() -> int:
     if options.alone:
         [name] = options.case
         outcome = examine(name, Path(options.data), options.alone, options.rounds, budget_s)
-        (options.alone / ANSWER).write_text(json.dumps(asdict(outcome)))
+        frame.write_outcome(outcome, options.alone)
         return 0
     report = frame.Report("Known bottlenecks and what was said of them", options)
     with frame.photographs(options.data, IMAGES) as (data, scratch):

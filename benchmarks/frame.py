@@ -15,12 +15,14 @@ import math
 import os
 import random
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import psutil
 
@@ -30,6 +32,7 @@ from labkit.machine import hardware
 from labkit.machine.clock import utc_now
 
 T = TypeVar("T")
+ANSWER = "outcome.json"  # what a case's own process writes
 
 
 def parser(doc: str, *, data: bool = False, rounds: int | None = None) -> argparse.ArgumentParser:
@@ -112,6 +115,50 @@ def ratio(times_s: Sequence[float], others_s: Sequence[float]) -> Ratio:
     """Divide times by the others of the same round; at least two rounds."""
     logs = [math.log(a / b) for a, b in zip(times_s, others_s, strict=True)]
     return Ratio(math.exp(statistics.fmean(logs)), *ratio_interval(logs))
+
+
+def in_own_process(
+    words: Sequence[str], folder: Path, *, limit_s: float, inside: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Run a case of a benchmark in a process of its own: it leaves nothing in this one.
+
+    Args:
+        words: the benchmark's module and arguments; it writes its outcome with `write_outcome`.
+        folder: its own.
+        limit_s: after which it is killed.
+        inside: a command that runs the process.
+
+    Returns:
+        What it wrote, or why there is nothing as "failed" or "skipped".
+    """
+    if why := why_not_inside(inside):
+        return {"skipped": why}
+    command = [*inside, sys.executable, "-m", *words, "--alone", str(folder)]
+    root = Path(__file__).parents[1]
+    try:
+        done = subprocess.run(command, cwd=root, stderr=subprocess.PIPE, text=True, timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        return {"failed": f"not done after {units.seconds(limit_s)}"}
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        return {"failed": f"exit status {done.returncode}: {last}"}
+    return json.loads((folder / ANSWER).read_text())
+
+
+def write_outcome(outcome: Any, folder: Path) -> None:
+    """Write a case's outcome, a dataclass, where `in_own_process` reads it."""
+    (folder / ANSWER).write_text(json.dumps(asdict(outcome)))
+
+
+def why_not_inside(inside: Sequence[str]) -> str:
+    """Try a command that a case's process must run in; return "" where it works."""
+    if not inside:
+        return ""
+    try:
+        tried = subprocess.run([*inside, "true"], capture_output=True, text=True)
+    except FileNotFoundError:
+        return f"needs {inside[0]}, which is not installed"
+    return f"needs root on Linux: {tried.stderr.strip()}" if tried.returncode else ""
 
 
 def marked(name: str, value: str) -> list[psutil.Process]:

@@ -1,33 +1,32 @@
 """How near `lab.tune` comes to the optimum: twelve loops whose optimum an exhaustive search finds.
 
-    python -m benchmarks.tune [--case NAME] [--rounds 10] [--budget-s 60]
+    python -m benchmarks.tune [--case NAME] [--rounds 6] [--budget-s 60]
 
 Each loop has a planted cost: samples that wait or compute, a slow collate, uneven batches, …  Every
 combination of workers, prefetch_factor, persistent_workers, in_order and, with OpenCV, threads is
-timed over whole epochs, interleaved with all others.  The fastest one and what `lab.tune` chose are
-then timed again, in turn, as the best of many noisy numbers looks better than it is.
+timed over a whole epoch, in random order, and those near the fastest again.  The fastest one and
+what `lab.tune` chose are then timed in paired rounds: the best of many noisy numbers looks better
+than it is.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import random
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 import zlib
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, astuple, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, Sampler
 
 import labkit as lab
 from benchmarks import frame
@@ -37,13 +36,15 @@ from labkit.diagnosis.tune import end_opencv_threads
 from labkit.files import bar
 from labkit.machine import hardware
 
-SEARCH_ROUNDS = 3  # of the exhaustive search
+# Rounds of the exhaustive search: of the fastest one's time, that up to which a candidate is timed
+# again.  An epoch alone is off by some percent.
+KEPT_RATIOS = (1.15, 1.08, 1.0)
 MOST_BEHIND = 0.03  # of the optimum's time
 LEAST_RIGHT = 11  # of the twelve
 LONGEST_TUNING_S = 120
 STALL_S = 10.0  # a worker without room in shared memory stalls
-LIMIT_S = 1800.0  # of one case
-ANSWER = "outcome.json"
+LIMIT_S = 600.0  # of one case
+SAME = (1.0, 1.0, 1.0)  # a ratio with its interval
 BUFFER = bytes(1 << 20)
 SMALL_MEMORY_BYTES = 48 << 20  # of /dev/shm in one case
 # A mount namespace of its own, where /dev/shm is small; what runs in it takes it along as it ends.
@@ -140,7 +141,7 @@ def with_opencv() -> Dataset:
     import cv2  # before the search looks for it
 
     cv2.setNumThreads(-1)  # as many threads as cores, its default
-    return Work(30 * 4, extra=resize)
+    return Work(24 * 4, extra=resize)
 
 
 CASES: dict[str, Callable[[], Case]] = {}
@@ -153,13 +154,13 @@ def planted(make: Callable[[], dict[str, Any]]) -> Callable[[], dict[str, Any]]:
 
 @planted
 def waiting_samples() -> dict[str, Any]:
-    dataset = Work(40 * 8, wait_s=lambda i: 0.005)
+    dataset = Work(30 * 8, wait_s=lambda i: 0.005)
     return {"dataset": dataset, "batch_size": 8, "step": waits(0.010)}
 
 
 @planted
 def computed_samples() -> dict[str, Any]:
-    return {"dataset": Work(40 * 8, blocks=6), "batch_size": 8, "step": waits(0.010)}
+    return {"dataset": Work(30 * 8, blocks=6), "batch_size": 8, "step": waits(0.010)}
 
 
 @planted
@@ -172,7 +173,7 @@ def slow_step() -> dict[str, Any]:
 @planted
 def tiny_samples() -> dict[str, Any]:
     """Handing over a batch takes longer than making it."""
-    dataset = Work(4000 * 4)
+    dataset = Work(3000 * 4)
     now = {"num_workers": 2, "persistent_workers": True}
     return {"dataset": dataset, "batch_size": 4, "step": lambda batch: None, "now": now}
 
@@ -185,14 +186,14 @@ def large_batches() -> dict[str, Any]:
 
 @planted
 def slow_collate() -> dict[str, Any]:
-    dataset, options = Work(40 * 8), {"collate_fn": collate_slowly}
+    dataset, options = Work(30 * 8), {"collate_fn": collate_slowly}
     return {"dataset": dataset, "batch_size": 8, "step": waits(0.015), "options": options}
 
 
 @planted
 def uneven_batches() -> dict[str, Any]:
     """Every second batch is slow, so that in order one worker makes all slow ones."""
-    dataset = Work(40 * 4, wait_s=lambda i: 0.020 if i // 4 % 2 else 0.001)
+    dataset = Work(32 * 4, wait_s=lambda i: 0.020 if i // 4 % 2 else 0.001)
     now = {"num_workers": 2}
     return {"dataset": dataset, "batch_size": 4, "step": waits(0.010), "now": now}
 
@@ -200,7 +201,7 @@ def uneven_batches() -> dict[str, Any]:
 @planted
 def late_batches() -> dict[str, Any]:
     """One batch of twelve is late by eight steps."""
-    dataset = Work(48 * 4, wait_s=lambda i: 0.050 if i // 4 % 12 == 5 else 0.003)
+    dataset = Work(36 * 4, wait_s=lambda i: 0.050 if i // 4 % 12 == 5 else 0.003)
     now = {"num_workers": 2}
     return {"dataset": dataset, "batch_size": 4, "step": waits(0.025), "now": now}
 
@@ -250,9 +251,9 @@ class Outcome:
     optimum: str = ""
     is_optimum: bool = False
     """Whether what was tuned has the same arguments as the optimum."""
-    behind: tuple[float, float, float] = (1.0, 1.0, 1.0)
+    behind: tuple[float, float, float] = SAME
     """The tuned time divided by the optimum's, with its interval."""
-    gain: tuple[float, float, float] = (1.0, 1.0, 1.0)
+    gain: tuple[float, float, float] = SAME
     """The time as it is divided by the tuned one."""
     times_s: dict[str, list[float]] = field(default_factory=dict)
     """Of an epoch, by arguments, in the exhaustive search."""
@@ -262,6 +263,19 @@ class Outcome:
     @property
     def is_near(self) -> bool:
         return not self.failed and self.behind[0] <= 1 + MOST_BEHIND
+
+
+class FirstSamples(Sampler):
+    """The first samples of a data set, in their order; by default all of them."""
+
+    def __init__(self, samples: int) -> None:
+        self.samples = samples
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.samples))
 
 
 def candidates(case: Case) -> list[dict[str, Any]]:
@@ -282,12 +296,19 @@ def candidates(case: Case) -> list[dict[str, Any]]:
 
 
 def time_epoch(case: Case, arguments: dict[str, Any]) -> float:
-    """Return the seconds of an epoch; with persistent workers, of the second one."""
+    """Return the seconds of an epoch; with persistent workers, of one that finds them started."""
     end_opencv_threads()
-    workers = arguments.get("num_workers", 0)
-    loader = case.loader(arguments | ({"timeout": STALL_S} if workers else {}))
-    seconds = epoch_s(case, loader)
-    return epoch_s(case, loader) if loader.persistent_workers else seconds
+    workers, samples = arguments.get("num_workers", 0), len(case.dataset)
+    if not workers:
+        return epoch_s(case, case.loader(arguments))
+    order = FirstSamples(samples)
+    loader = case.loader(arguments | {"timeout": STALL_S, "sampler": order})
+    if loader.persistent_workers:
+        order.samples = workers * case.batch_size  # a batch of each starts them
+        for _ in loader:
+            pass
+        order.samples = samples
+    return epoch_s(case, loader)
 
 
 def epoch_s(case: Case, loader: DataLoader) -> float:
@@ -301,13 +322,17 @@ def search(case: Case) -> dict[str, list[float]]:
     """Return the seconds of an epoch of each candidate that works, by its arguments as JSON."""
     tried = {written(each): each for each in candidates(case)}
     times_s: dict[str, list[float]] = {name: [] for name in tried}
-    for _ in range(SEARCH_ROUNDS):
-        for name in random.sample(list(times_s), len(times_s)):
+    kept = list(tried)
+    for kept_ratio in KEPT_RATIOS:
+        for name in random.sample(kept, len(kept)):
             try:
                 times_s[name].append(time_epoch(case, tried[name]))
             except RuntimeError:  # it has no room in shared memory
                 del times_s[name]
-    return times_s
+        typical_s = {name: statistics.median(times_s[name]) for name in kept if name in times_s}
+        most_s = kept_ratio * min(typical_s.values())
+        kept = [name for name, each_s in typical_s.items() if each_s <= most_s]
+    return {name: times_s[name] for name in (*kept, *times_s) if name in times_s}
 
 
 def written(arguments: dict[str, Any]) -> str:
@@ -320,18 +345,21 @@ def examine(name: str, rounds: int, budget_s: float) -> Outcome:
     tuned = lab.tune(case.loader(case.now), case.step, budget_s=budget_s, progress=False)
     took_s = time.monotonic() - begun_s
     times_s = search(case)
-    best = min(times_s, key=lambda each: statistics.median(times_s[each]))
+    best = next(iter(times_s))
     optimum = next(each for each in candidates(case) if written(each) == best)
     chosen = {**case.now, **tuned.changes}
-    arms = {"now": case.now, "tuned": chosen, "optimum": optimum}
-    timed = {arm: partial(time_epoch, case, arguments) for arm, arguments in arms.items()}
-    taken_s = frame.in_turn(timed, rounds)
-    behind = frame.ratio(taken_s["tuned"], taken_s["optimum"])
-    gain = frame.ratio(taken_s["now"], taken_s["tuned"])
     defaults = {"num_workers": 0, "prefetch_factor": 2, "persistent_workers": False,
                 "in_order": True}  # fmt: skip
     full = defaults | chosen
     is_optimum = written(full if full["num_workers"] else {"num_workers": 0}) == best
+    arms = {"tuned": chosen}
+    if not is_optimum:
+        arms["optimum"] = optimum
+    if tuned.changes:
+        arms["now"] = case.now
+    timed = {arm: partial(time_epoch, case, arguments) for arm, arguments in arms.items()}
+    taken_s = frame.in_turn(timed, rounds) if len(arms) > 1 else {}
+    behind, gain = ratio(taken_s, "tuned", "optimum"), ratio(taken_s, "now", "tuned")
     return Outcome(
         name=name,
         tuned=tuned.line,
@@ -339,43 +367,28 @@ def examine(name: str, rounds: int, budget_s: float) -> Outcome:
         took_s=took_s,
         optimum=best,
         is_optimum=is_optimum,
-        behind=(1.0, 1.0, 1.0) if is_optimum else (behind.mean, behind.low, behind.high),
-        gain=(gain.mean, gain.low, gain.high),
+        behind=behind,
+        gain=gain,
         times_s=times_s,
     )
 
 
+def ratio(taken_s: dict[str, list[float]], one: str, other: str) -> tuple[float, float, float]:
+    if not {one, other} <= taken_s.keys():  # they have the same arguments
+        return SAME
+    return astuple(frame.ratio(taken_s[one], taken_s[other]))
+
+
 def in_own_process(name: str, rounds: int, budget_s: float) -> Outcome:
     """Examine a loop in a process of its own: what one loop imports does not change another."""
-    inside = CASES[name]().inside
-    if inside and (why := why_not_inside(inside)):
-        return Outcome(name=name, skipped=why)
+    words = [
+        "benchmarks.tune", "--case", name, "--rounds", str(rounds), "--budget-s", str(budget_s),
+    ]  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="labkit-benchmark-") as folder:
-        command = [
-            *inside, sys.executable, "-m", "benchmarks.tune", "--case", name, "--alone", folder,
-            "--rounds", str(rounds), "--budget-s", str(budget_s),
-        ]  # fmt: skip
-        try:
-            done = subprocess.run(
-                command, cwd=Path(__file__).parents[1], stderr=subprocess.PIPE, text=True,
-                timeout=LIMIT_S,
-            )  # fmt: skip
-        except subprocess.TimeoutExpired:
-            return Outcome(name=name, failed=f"not done after {units.seconds(LIMIT_S)}")
-        if done.returncode:
-            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-            return Outcome(name=name, failed=f"exit status {done.returncode}: {last}")
-        outcome = json.loads(Path(folder, ANSWER).read_text())
-    return Outcome(**outcome)
-
-
-def why_not_inside(inside: tuple[str, ...]) -> str:
-    """Try a command that a case's process must run in; return "" where it works."""
-    try:
-        tried = subprocess.run([*inside, "true"], capture_output=True, text=True)
-    except FileNotFoundError:
-        return f"needs {inside[0]}, which is not installed"
-    return f"needs root on Linux: {tried.stderr.strip()}" if tried.returncode else ""
+        known = frame.in_own_process(
+            words, Path(folder), limit_s=LIMIT_S, inside=CASES[name]().inside
+        )
+    return Outcome(**({"name": name} | known))
 
 
 # --- all loops --------------------------------------------------------------------------------
@@ -398,7 +411,7 @@ def row(outcome: Outcome) -> tuple[str, ...]:
 
 
 def main() -> int:
-    parser = frame.parser(__doc__, rounds=10)
+    parser = frame.parser(__doc__, rounds=6)
     parser.add_argument("--case", action="append", choices=CASES, help="default: all")
     parser.add_argument("--budget-s", type=float, default=60.0, help="of lab.tune")
     parser.add_argument("--alone", type=Path, help=argparse.SUPPRESS)
@@ -406,7 +419,7 @@ def main() -> int:
     if options.alone:
         [name] = options.case
         outcome = examine(name, options.rounds, options.budget_s)
-        (options.alone / ANSWER).write_text(json.dumps(asdict(outcome)))
+        frame.write_outcome(outcome, options.alone)
         return 0
     report = frame.Report("How near lab.tune comes to the optimum", options)
     chosen = options.case or list(CASES)
@@ -417,8 +430,9 @@ def main() -> int:
         if text := outcome.skipped or outcome.failed:
             report.line(f"{outcome.name}: {text}")
     report.line(
-        f"{units.count(options.rounds, 'round')}; the exhaustive search timed each candidate "
-        f"{SEARCH_ROUNDS} times; a budget of {units.whole_seconds(options.budget_s)} each"
+        f"{units.count(options.rounds, 'round')}; the exhaustive search timed each candidate once, "
+        f"and the fastest {len(KEPT_RATIOS)} times; a budget of "
+        f"{units.whole_seconds(options.budget_s)} each"
     )
     header = (
         "loop", "tuned", "optimum", "tuned ÷ optimum", "times as fast, said", "measured", "took",

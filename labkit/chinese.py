@@ -579,6 +579,11 @@ CHINESE = {
     "Nothing is worth changing: {arguments} is {gain}, not more than {most} faster.": (
         "没有值得改的：{arguments} 的{gain}，快不了 {most} 以上。"
     ),
+    "Inconclusive: {arguments} was the fastest, and there was no time to compare it with the "
+    "loader as it is; more time may show it, budget_s={longer_s}.": (
+        "不能确定：{arguments} 最快，但没有时间与现在的 loader 比较；多给时间可能看得出来，"
+        "budget_s={longer_s}。"
+    ),
     "Inconclusive: {arguments} is {gain}; more time may show it, budget_s={longer_s}.": (
         "不能确定：{arguments} 的{gain}；多给时间可能看得出来，budget_s={longer_s}。"
     ),
@@ -616,6 +621,16 @@ CHINESE = {
     "decode fewer pixels (image.draft('RGB', size) before it), store images at the size that is "
     "trained on, or cv2.resize on an array": (
         "少解码像素（先 image.draft('RGB', size)），按训练所用的尺寸存图像，或对数组用 cv2.resize"
+    ),
+    "ImageFolder(root, loader=…) with a function that decodes with simplejpeg or cv2.imread, or "
+    "store images at the size that is trained on": (
+        "给 ImageFolder(root, loader=…) 一个用 simplejpeg 或 cv2.imread 解码的函数，"
+        "或按训练所用的尺寸存图像"
+    ),
+    "decode JPEG at a reduced size, simplejpeg.decode_jpeg(data, min_height=…, min_width=…), or "
+    "store images at the size that is trained on": (
+        "按缩小的尺寸解码 JPEG：simplejpeg.decode_jpeg(data, min_height=…, min_width=…)，"
+        "或按训练所用的尺寸存图像"
     ),
     "decode with simplejpeg or cv2.imdecode, or store images at the size that is trained on": (
         "用 simplejpeg 或 cv2.imdecode 解码，或按训练所用的尺寸存图像"
@@ -655,8 +670,13 @@ CHINESE = {
     "return tensors of one shape from the data set, and nothing but torch.stack in collate_fn": (
         "数据集返回形状相同的张量，collate_fn 里只做 torch.stack"
     ),
-    "look values up in a NumPy array that is made once: frame['column'].to_numpy()": (
-        "在只创建一次的 NumPy 数组里查值：frame['column'].to_numpy()"
+    "look values up in a NumPy array that is made once: frame['column'].to_numpy(); the rows of "
+    "each key: frame.groupby('key').indices": (
+        "在只创建一次的 NumPy 数组里查值：frame['column'].to_numpy()；每个键的各行："
+        "frame.groupby('key').indices"
+    ),
+    "read it once, when the data set is made, and keep NumPy arrays: frame['column'].to_numpy()": (
+        "创建数据集时读一次，存成 NumPy 数组：frame['column'].to_numpy()"
     ),
     "parse once, when the data set is made, and keep arrays": "创建数据集时解析一次，存成数组",
     "store it uncompressed, or compressed with lz4 or zstd, which decompress much faster": (
@@ -665,8 +685,25 @@ CHINESE = {
     "store chunks of one sample, chunks=(1, …), without compression": (
         "每个 chunk 存一个样本，chunks=(1, …)，不压缩"
     ),
-    "one environment for each worker, with readahead=True": (
-        "每个 worker 一个 environment，readahead=True"
+    "store chunks of one sample, chunks=(1, …), so that no other sample is read": (
+        "每个 chunk 存一个样本，chunks=(1, …)，就不会读到别的样本"
+    ),
+    "one environment for each worker, and env.begin(buffers=True), which copies nothing": (
+        "每个 worker 一个 environment，用 env.begin(buffers=True)，不复制数据"
+    ),
+    "lmdb.open(path, readahead=False) where the file is larger than memory": (
+        "文件大于内存时用 lmdb.open(path, readahead=False)"
+    ),
+    "store images as they are, ZipFile(path, 'w', zipfile.ZIP_STORED), as JPEG and PNG are "
+    "compressed already": (
+        "图像原样存入 ZipFile(path, 'w', zipfile.ZIP_STORED)，JPEG 和 PNG 本来就是压缩的"
+    ),
+    "note where each file begins, member.offset_data, and read it with os.pread; a search by name "
+    "reads the whole archive": (
+        "记下每个文件的起始位置 member.offset_data，用 os.pread 读；按名字查找要读完整个归档"
+    ),
+    "start no process for each sample: convert the files once, or call a library": (
+        "不要每个样本都启动进程：文件转换一次，或调用库"
     ),
     "one connection for each worker, and many rows with each query": (
         "每个 worker 一个连接，每次查询取多行"
@@ -687,7 +724,29 @@ CHINESE = {
     "store decoded or resampled audio; spectrograms for the whole batch on the device": (
         "存解码或重采样后的音频；到设备上对整个 batch 算频谱"
     ),
+    "draw each mask once, and store it as a PNG file beside its image": (
+        "每个 mask 只画一次，存成图像旁边的 PNG 文件"
+    ),
+    "skip frames with VideoCapture.grab(), which does not convert them, or store the frames that "
+    "are used": "用 VideoCapture.grab() 跳过帧，它不做转换，或只存用到的帧",
     "decode only the frames that are used, and seek to keyframes": "只解码用到的帧，按关键帧定位",
+    # --- diagnose: what to write instead of a function of a step
+    "AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(decay)), which "
+    "averages all weights in one call, or only every 10 steps": (
+        "用 AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(decay))，"
+        "一次调用平均所有权重，或每 10 步才做一次"
+    ),
+    "timm.utils.ModelEmaV3(model, foreach=True), which averages all weights in one call, or only "
+    "every 10 steps": (
+        "用 timm.utils.ModelEmaV3(model, foreach=True)，一次调用平均所有权重，或每 10 步才做一次"
+    ),
+    "set_postfix(…, refresh=False), and tqdm(…, mininterval=1)": (
+        "用 set_postfix(…, refresh=False) 和 tqdm(…, mininterval=1)"
+    ),
+    "collect what the metrics need, and compute them once per epoch": (
+        "先收集指标所需的数据，每个 epoch 只计算一次"
+    ),
+    "draw only every 100 steps, or after the epoch": "每 100 步才画一次，或在 epoch 之后画",
     # --- diagnose: notes, and what ended it early
     "{what} could not be tried: {why}": "{what} 没能试：{why}",
     "the first {n} batches stand for the whole epoch, as later ones cannot be read without them": (

@@ -16,7 +16,7 @@ from labkit import units
 from labkit.analysis.compare import NOTHING, Comparison
 from labkit.chinese import CHINESE
 from labkit.diagnosis import outside
-from labkit.diagnosis.advice import ADVICE
+from labkit.diagnosis.advice import IN_SAMPLE, IN_STEP
 from labkit.diagnosis.answer import Facts, answer, lines, lines_of_ranks
 from labkit.diagnosis.bounds import bounds_of
 from labkit.diagnosis.compare import Watched, compare_watched
@@ -53,7 +53,6 @@ NOT_PRINTED = {
     "f'{each.name} holds no training: {UNSEEN[each.unseen]}'",
     "True or False", "a whole number, 0 or more", "a whole number, 1 or more",
     "a number of seconds, 0 or more", "f\"one of {', '.join(CONTEXTS)}\"",
-    "torchvision.transforms.v2 on uint8 tensors after cropping, or ",  # half of a sentence
 }  # fmt: skip
 
 
@@ -129,7 +128,8 @@ def test_every_template_has_a_translation_with_the_same_fields():
 def test_every_name_in_the_tables_of_the_diagnosis_has_a_translation():
     names = {word for line in REMEDIES for word in (line.name, line.bottleneck)}
     changes = {line.change for line in REMEDIES if isinstance(line.change, str)} - {""}
-    advice = {text for _, text in ADVICE}
+    advice = {text for line in IN_SAMPLE for text in line[1:]} - {""}
+    advice |= {text for _, text in IN_STEP}
     code = {text for text in changes if re.fullmatch(r"model\.\S+", text)}
     others = {*VERDICTS, *ARMS.values(), NO_DATALOADER, shared_memory.MORE}
     assert (names | changes | advice | others) - code - CHINESE.keys() == set()

@@ -29,10 +29,13 @@ class Blocks(Generic[K]):
 
     Args:
         measure: returns the seconds of a candidate; None where it cannot be measured.
+        has_time: asked before each measurement.
     """
 
-    def __init__(self, measure: Callable[[K], float | None]) -> None:
-        self._measure, self._order = measure, random.Random(0)
+    def __init__(
+        self, measure: Callable[[K], float | None], has_time: Callable[[], bool] = lambda: True
+    ) -> None:
+        self._measure, self._has_time, self._order = measure, has_time, random.Random(0)
         self._log_s: dict[K, dict[int, float]] = {}
         self.failed: set[K] = set()
         """Candidates that could not be measured; they are not measured again."""
@@ -40,10 +43,12 @@ class Blocks(Generic[K]):
         """Number of blocks until now."""
 
     def run(self, candidates: Sequence[K]) -> None:
-        """Measure each candidate once, in random order."""
+        """Measure each candidate once, in random order, as far as there is time."""
         for candidate in self._order.sample(candidates, len(candidates)):
             if candidate in self.failed:
                 continue
+            if not self._has_time():
+                break
             seconds = self._measure(candidate)
             if seconds is None:
                 self.failed.add(candidate)
@@ -68,7 +73,7 @@ class Halved(Generic[K]):
     """The result of `halve`."""
 
     best: K | None
-    """The first of the candidates that are as fast as the fastest; None where all failed."""
+    """The first of the candidates that are as fast as the fastest; None where none was measured."""
     blocks: Blocks[K]
     """What was measured of every candidate."""
 
@@ -83,24 +88,24 @@ def halve(
 
     Of those that are as fast as the fastest (`is_as_fast`), the one that comes first is preferred.
     It ends when one is left, when the rest are shown to be within 3 % of the fastest, or when the
-    time is over; every candidate is measured at least once.
+    time is over; candidates that were not measured until then are left out.
 
     Args:
         measure: returns the seconds of a candidate; None where it cannot be measured.
         candidates: the preferred ones first.
-        has_time: asked before each block but the first.
+        has_time: asked before each measurement.
 
     >>> halve({"four": 1.0, "two": 1.005, "none": 2.0}.get, ["none", "two", "four"]).best
     'two'
     """
-    blocks: Blocks[K] = Blocks(measure)
+    blocks: Blocks[K] = Blocks(measure, has_time)
     left, repeats = list(candidates), 2 if len(candidates) <= MOST_MEASURED_TWICE else 1
     while left:
         for _ in range(repeats):
-            if blocks.count and not has_time():
-                break
-            blocks.run(left)
-        left = [candidate for candidate in left if candidate not in blocks.failed]
+            if has_time():
+                blocks.run(left)
+        working = set(blocks.measured) - blocks.failed
+        left = [candidate for candidate in left if candidate in working]
         if not has_time():
             break
         if len(left) > 2:
@@ -124,7 +129,7 @@ def is_as_fast(compared: Comparison) -> bool:
 
 
 def _fastest(left: Sequence[K], blocks: Blocks[K]) -> K:
-    # Each of them has been in every block.
+    # Each of them has been in the first block.
     return min(left, key=lambda candidate: blocks.compared(candidate, left[0]).ratio)
 
 

@@ -384,7 +384,8 @@ def _is_storage_saturated(bounds: Bounds) -> bool:
     if bounds.fetched_per_s is None:
         return False
     waits_s = sum(stage.wait_s for stage in bounds.stages)
-    reads_s = sum(stage.wait_s for stage in bounds.stages if stage.kind == "read")
+    files = ("read", "decode")  # cv2.imread does both
+    reads_s = sum(stage.wait_s for stage in bounds.stages if stage.kind in files)
     one, together = bounds.fetched_per_s
     added = (together - one) / (one * (bounds.now.workers - 1))
     return reads_s > 0.5 * waits_s and added < ADDED_READS_SHARE

@@ -40,6 +40,7 @@ from labkit.language import Name, Text, capitalized
 from labkit.machine import hardware
 
 VERSION = 1  # of what `watch --json` writes; the files of earlier versions had none
+AGAIN = "write it again with `labkit watch --json`"
 
 
 @cache
@@ -92,11 +93,10 @@ class Watched:
         Raises:
             ValueError: these are not the facts of a watch of this version.
         """
-        again = "write it again with `labkit watch --json`"
         if "training" not in facts:
-            raise ValueError(f"{name} must be a file of `labkit watch --json`; {again}")
+            raise ValueError(f"{name} must be a file of `labkit watch --json`; {AGAIN}")
         if facts.get("version") != VERSION:
-            raise ValueError(f"{name} is of another version of labkit; {again}")
+            raise ValueError(f"{name} is of another version of labkit; {AGAIN}")
         try:
             training, known = facts["training"], facts["machine"]
             total_s = training["wait_s"] + training["prepare_s"] + training["step_s"]
@@ -119,7 +119,7 @@ class Watched:
                 machine=f"{units.count(known['cores'], 'core')} of {known['cpu']}, {known['gpu']}",
             )
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-            raise ValueError(f"{name} is damaged ({error!r}); {again}") from error
+            raise ValueError(f"{name} is damaged ({error!r}); {AGAIN}") from error
 
     @cached_property
     def step(self) -> StepTime:
@@ -149,11 +149,14 @@ def read_watched(path: Path) -> Watched:
         OSError: it cannot be read.
     """
     try:
-        facts = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        facts = json.loads(text) if text.strip() else None
     except ValueError as error:
         raise ValueError(
-            f"{path} must be a file of `labkit watch --json`, but is no JSON ({error})"
+            f"{path} must be a file of `labkit watch --json`, but is no JSON ({error}); {AGAIN}"
         ) from error
+    if facts is None:
+        raise ValueError(f"{path} must be a file of `labkit watch --json`, but is empty; {AGAIN}")
     return Watched.of(facts if isinstance(facts, dict) else {}, str(path))
 
 

@@ -119,7 +119,8 @@ class Kind(NamedTuple):
     share: float
     """Share of the time."""
     function: str
-    """Function of the user's code that takes most of it; "" if there is none."""
+    """Function of the user's code that takes most of it, or one that it calls and that has advice,
+    as "torch.AveragedModel.update_parameters"; "" if there is none."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,10 +19,11 @@ import sysconfig
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+from labkit.diagnosis.advice import advice_in_step
 from labkit.diagnosis.batches import leaves, map_batch, move_batch
 from labkit.diagnosis.facts import Kind, Readings
 from labkit.diagnosis.tracer import is_own
@@ -278,23 +279,41 @@ def kinds_of(run: Callable[[], object], *, on_gpu: bool) -> dict[str, Kind]:
         run()
     spent: dict[str, Any] = defaultdict(Counter)
     for stack, spent_s in profiler.last_session.frame_records:
-        # pyinstrument's frames are "function\0file\0line".
+        # pyinstrument's frames are "function\0file\0line\1cClass\1…".
         places = [frame.split("\x00")[:2] for frame in stack]
         # What called this function, such as a user's own `save`, is no part of the step.
         begun = places.index(["kinds_of", __file__]) + 1 if ["kinds_of", __file__] in places else 0
-        places = places[begun:] or places
+        stack, places = stack[begun:] or stack, places[begun:] or places
         frames = [f"{_module(file)}:{function}" for function, file in places]
         own = [
-            function
-            for function, file in places
+            i
+            for i, (function, file) in enumerate(places)
             if is_own(file) and not file.startswith(("<", _LABKIT)) and not function.startswith("<")
         ]
-        spent[_kind_of(frames, on_gpu)][own[-1] if own else ""] += spent_s
+        function = ""
+        if own:
+            known = filter(None, map(_known_function, stack[own[-1] :]))
+            function = next(known, places[own[-1]][0])
+        spent[_kind_of(frames, on_gpu)][function] += spent_s
     total_s = sum(functions.total() for functions in spent.values()) or 1.0
     return {
         kind: Kind(functions.total() / total_s, Name(functions.most_common(1)[0][0]))
         for kind, functions in spent.items()
     }
+
+
+@cache
+def _known_function(frame: str) -> str:
+    """Return the name of a function of which advice is known; "" where none is.
+
+    Args:
+        frame: pyinstrument's.
+    """
+    function, file, rest = frame.split("\x00", 2)
+    owner = next((part[1:] for part in rest.split("\x01") if part.startswith("c")), "")
+    package = "" if is_own(file) else _module(file).partition("/")[0].removesuffix(".py")
+    name = ".".join(filter(None, (package, owner, function)))
+    return name if advice_in_step(name) else ""
 
 
 def _kind_of(stack: list[str], on_gpu: bool) -> str:

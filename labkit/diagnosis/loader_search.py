@@ -30,7 +30,8 @@ from labkit.language import Text, shown
 if TYPE_CHECKING:
     from labkit.settings import Settings
 
-# Shares of the budget at whose end the first and the second step end.
+# Shares of the budget at whose end the first and the second step end; the second one earlier where
+# the third needs more time.
 WORKERS_END_SHARE, OTHERS_END_SHARE = 0.35, 0.75
 # Numbers of workers that are tried, up to the cores: steps of a third, as more workers are rarely
 # faster by more than their share.  Where the budget has no time for all, a number is so many times
@@ -38,7 +39,8 @@ WORKERS_END_SHARE, OTHERS_END_SHARE = 0.35, 0.75
 WORKER_COUNTS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 THINNED_RATIOS = (2, 4, 8, 16, 32, 64, 128)
 DEEP_PREFETCH_FACTORS = (8, 4)  # the first one whose batches fit is tried
-FEWEST_PAIRS, MOST_PAIRS = 4, 40  # blocks that compare the best with the loader as it is
+# Blocks that compare the best with the loader as it is: those that time is kept for, and the most.
+FEWEST_PAIRS, MOST_PAIRS = 4, 40
 MOST_LEFT_OUT = 3  # reasons on the screen
 THREADS = "threads of a worker"  # what the screen calls `one_thread`
 
@@ -204,18 +206,18 @@ def search(trials: Trials, *, budget_s: float, say: Callable[[str], None]) -> Tu
 
     Args:
         trials: what can be tried.
-        budget_s: seconds of measuring; a step that has begun a block finishes it.
+        budget_s: seconds of measuring; a trial that has begun is finished.
         say: called with what is measured next.
 
     Raises:
         Stopped: the budget is too short, or nothing can be measured.
     """
-    now, begun_s, spent_s = trials.now, time.monotonic(), 0.0
+    now, begun_s, spent_s, count = trials.now, time.monotonic(), 0.0, 0
     left_out: dict[str, str] = {}
-    counted = itertools.count()
+    tried: set[Arguments] = set()
 
-    def before(share: float) -> Callable[[], bool]:
-        return lambda: spent_s < share * budget_s
+    def before(end_s: float) -> Callable[[], bool]:
+        return lambda: spent_s < end_s
 
     def fitting(candidates: Sequence[Arguments]) -> list[Arguments]:
         reasons = {candidate: trials.why_not(candidate) for candidate in candidates}
@@ -223,9 +225,10 @@ def search(trials: Trials, *, budget_s: float, say: Callable[[str], None]) -> Tu
         return [candidate for candidate, why in reasons.items() if not why]
 
     def measure(step: str, trial: Callable[[Arguments], float], each: Arguments) -> float | None:
-        nonlocal spent_s
+        nonlocal spent_s, count
         say(Text("{step}: {arguments}").format(step=step, arguments=label_of(now, each)))
-        next(counted)
+        count += 1
+        tried.add(each)
         trial_begun_s = time.monotonic()
         try:
             return trial(each)
@@ -235,42 +238,57 @@ def search(trials: Trials, *, budget_s: float, say: Callable[[str], None]) -> Tu
         finally:
             spent_s += time.monotonic() - trial_begun_s
 
-    def best_of(step: str, trial: Callable, candidates: list[Arguments], share: float) -> Halved:
-        halved = halve(partial(measure, step, trial), candidates, has_time=before(share))
-        if halved.best is None:
+    def best_of(
+        step: str,
+        trial: Callable,
+        candidates: Sequence[Arguments],
+        fit: Sequence[Arguments],
+        end_s: float,
+        enough_trials: float,
+    ) -> Halved:
+        halved = halve(partial(measure, step, trial), candidates, has_time=before(end_s))
+        enough_s = math.ceil(enough_trials * max(trials.trial_s, spent_s / count))
+        no_time = Text("no time for it in budget_s={budget_s:g}; {enough_s} is enough for all")
+        no_time = no_time.format(budget_s=budget_s, enough_s=enough_s)
+        left_out.update({label_of(now, each): no_time for each in fit if each not in tried})
+        if halved.best is None and halved.blocks.failed:
             raise Stopped([*left_out.values()][-1])
-        return halved
+        return replace(halved, best=halved.best or candidates[0])
 
     fit = fitting(worker_candidates(trials))
-    most_candidates = WORKERS_END_SHARE * budget_s / (trials.trial_s or 1e-9)
-    candidates = within_time(fit, now, most_candidates)
+    end_s = WORKERS_END_SHARE * budget_s
+    candidates = within_time(fit, now, end_s / (trials.trial_s or 1e-9))
     _check_time(budget_s, trials.trial_s, len(candidates))
-    no_time = Text("no time for it in budget_s={budget_s:g}; {enough_s} is enough for all").format(
-        budget_s=budget_s, enough_s=_needed_s(trials.trial_s, len(fit))
-    )
-    left_out.update({label_of(now, each): no_time for each in fit if each not in candidates})
     with trials.opened(candidates) as trial:
-        workers = best_of("workers", trial, candidates, WORKERS_END_SHARE)
-    candidates = fitting(other_candidates(trials, workers.best))
+        enough = len(fit) / WORKERS_END_SHARE
+        workers = best_of("workers", trial, candidates, fit, end_s, enough)
+    fit = fitting(other_candidates(trials, workers.best))
+    # Time for the third step is kept, and what the second has no time for is left out.
+    trial_s, pair_trials = spent_s / count or 1e-9, 2 * FEWEST_PAIRS
+    end_s = min(OTHERS_END_SHARE * budget_s, budget_s - pair_trials * trial_s)
+    candidates = fit[: max(int((end_s - spent_s) / trial_s), 1)]
     with trials.opened(list(dict.fromkeys([*candidates, now]))) as trial:
-        others = best_of("other arguments", trial, candidates, OTHERS_END_SHARE)
-        pairs: Blocks[Arguments] = Blocks(partial(measure, "the best and as it is", trial))
-        has_time = before(1.0)
-        while others.best != now and not pairs.failed and pairs.count < MOST_PAIRS:
-            if pairs.count >= FEWEST_PAIRS and not has_time():
-                break
+        enough = max(
+            len(fit) / (OTHERS_END_SHARE - WORKERS_END_SHARE),
+            (len(fit) + pair_trials) / (1 - WORKERS_END_SHARE),
+        )
+        others = best_of("other arguments", trial, candidates, fit, end_s, enough)
+        has_time = before(budget_s)
+        compare = partial(measure, "the best and as it is", trial)
+        pairs: Blocks[Arguments] = Blocks(compare, has_time)
+        while others.best != now and not pairs.failed and pairs.count < MOST_PAIRS and has_time():
             pairs.run([now, others.best])
     if pairs.failed:
         raise Stopped(left_out[label_of(now, pairs.failed.pop())])
     best, compared = others.best, pairs.compared(others.best, now)
-    if not compared.blocks or is_as_fast(_inverse(compared)):
+    if compared.low is None or is_as_fast(_inverse(compared)):
         best = now
     changes = trials.as_given(changes_of(now, best))
     return Tuned(
         changes=changes,
         line=_line(trials.what, changes),
         compared=compared,
-        tried=label_of(now, others.best),
+        tried="" if others.best == now else label_of(now, others.best),
         unchanged=dict(_unchanged(trials, best, workers, others, compared)),
         left_out=left_out,
         measured={
@@ -278,7 +296,7 @@ def search(trials: Trials, *, budget_s: float, say: Callable[[str], None]) -> Tu
             for halved in (workers, others)
             for one in halved.blocks.measured
         },
-        trials=next(counted),
+        trials=count,
         took_s=time.monotonic() - begun_s,
         budget_s=budget_s,
         settings=trials.with_changes(changes),
@@ -294,7 +312,7 @@ def _line(what: str, changes: Mapping[str, Any]) -> str:
 
 
 def _check_time(budget_s: float, trial_s: float, candidates: int) -> None:
-    needed_s = _needed_s(trial_s, candidates)
+    needed_s = math.ceil(candidates * trial_s / WORKERS_END_SHARE)
     if needed_s > budget_s:
         short = Text(
             "budget_s must be at least {needed_s} to try {candidates} sets of arguments once, as "
@@ -308,11 +326,6 @@ def _check_time(budget_s: float, trial_s: float, candidates: int) -> None:
                 budget_s=budget_s,
             )
         )
-
-
-def _needed_s(trial_s: float, candidates: int) -> int:
-    """Return the seconds of a budget in which the first step can try so many candidates once."""
-    return math.ceil(candidates * trial_s / WORKERS_END_SHARE)
 
 
 def _inverse(compared: Comparison) -> Comparison:
@@ -394,9 +407,9 @@ class Tuned:
     """The line of code with these changes."""
     compared: Comparison = NOTHING
     """The time of an epoch with the best arguments that were tried, divided by the time as it is;
-    no blocks where the loader as it is was the fastest."""
+    no blocks where the loader as it is was the fastest, or where there was no time."""
     tried: str = ""
-    """The best arguments that were tried, as "num_workers=2"."""
+    """The best arguments that were tried, as "num_workers=2"; "" where those now were the best."""
     unchanged: Mapping[str, str] = field(default_factory=dict)
     """Argument that is not worth changing -> why."""
     left_out: Mapping[str, str] = field(default_factory=dict)
@@ -415,8 +428,8 @@ class Tuned:
 
     @property
     def times_as_fast(self) -> float | None:
-        """How many times as fast the best arguments are; None where those now are the best."""
-        return 1 / self.compared.ratio if self.compared.blocks else None
+        """How many times as fast the best arguments are; None where they were not compared."""
+        return 1 / self.compared.ratio if self.interval else None
 
     @property
     def interval(self) -> tuple[float, float] | None:
@@ -441,8 +454,14 @@ class Tuned:
                 gain = unsure.format(gain=gain, longer_s=longer_s)
             yield gain + ":"
             yield self.line
-        elif not self.compared.blocks:
+        elif not self.tried:
             yield Text("Nothing is worth changing: nothing that was tried is shown to be faster.")
+        elif self.interval is None:
+            untimed = Text(
+                "Inconclusive: {arguments} was the fastest, and there was no time to compare it "
+                "with the loader as it is; more time may show it, budget_s={longer_s}."
+            )
+            yield untimed.format(arguments=self.tried, longer_s=longer_s)
         elif _is_no_gain(self.compared):
             small = Text(
                 "Nothing is worth changing: {arguments} is {gain}, not more than {most} faster."

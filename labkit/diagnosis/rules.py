@@ -7,7 +7,6 @@ where the lab can apply it to a copy, the arguments with which it is tried.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -15,7 +14,7 @@ from typing import Any, NamedTuple
 
 from labkit import units
 from labkit.analysis.thresholds import DELTA
-from labkit.diagnosis.advice import advice_for
+from labkit.diagnosis.advice import UNCOMPRESSED, advice_for, advice_in_step
 from labkit.diagnosis.bounds import (
     BYTES,
     EACH_OTHER,
@@ -53,8 +52,7 @@ VERDICTS = ("not input-bound", "moderately input-bound", "highly input-bound")
 MOST_WAITING_WORKERS = 16  # that are tried where batches mostly wait, whatever the cores
 MOST_AHEAD_BYTES = 2 << 30
 MOST_REMEDIES = 5  # that a diagnosis returns, the best first
-# Names of functions that update averages of a model's weights.
-AVERAGES = re.compile(r"(^|_)(ema|swa|polyak|moving_average|averaged?)(_|$)")
+COPY_FILES = "copy the files to an SSD or tmpfs, or pack them into one file that is read in order"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,17 +203,32 @@ def _of(m: Bounds, kind: str) -> Sequence[Stage]:
     return [stage for stage in m.stages if stage.kind == kind]
 
 
+def _is_waiting(stage: Stage) -> bool:
+    return stage.wait_s >= stage.cpu_s
+
+
 def _computing(m: Bounds) -> Sequence[Stage]:
-    return [stage for stage in _of(m, "transform") if stage.wait_s < stage.cpu_s]
+    return [stage for stage in _of(m, "transform") if not _is_waiting(stage)]
 
 
 def _waiting_reads(m: Bounds) -> Sequence[Stage]:
-    return [stage for stage in _of(m, "read") if stage.wait_s >= stage.cpu_s]
+    """Return what mostly waits for files: reads, and decoders that read, such as cv2.imread."""
+    return [stage for stage in m.stages if stage.kind in ("read", "decode") and _is_waiting(stage)]
+
+
+def _without_waiting(m: Bounds, stages: Sequence[Stage]) -> dict[str, float]:
+    """Return the demands without waiting for files; what decoders compute is left."""
+    waits = [replace(s, wall_s=s.wait_s, cpu_s=0.0) if s.kind == "decode" else s for s in stages]
+    return m.without(waits)
+
+
+def _computing_decodes(m: Bounds) -> Sequence[Stage]:
+    return [stage for stage in _of(m, "decode") if not _is_waiting(stage)]
 
 
 def _computing_reads(m: Bounds) -> Sequence[Sequence[Stage]]:
     """Return the reads that compute, such as decompressing, which no medium makes faster."""
-    return [[stage] for stage in _of(m, "read") if stage.wait_s < stage.cpu_s]
+    return [[stage] for stage in _of(m, "read") if not _is_waiting(stage)]
 
 
 def _is_launch_bound(m: Bounds) -> bool:
@@ -239,7 +252,9 @@ def _took(m: Bounds, stages: Sequence[Stage]) -> str:
 
 
 def _fastest_decoder(m: Bounds, stages: Sequence[Stage]) -> str:
-    if not m.facts.decoders_s or not m.facts.batch.samples:
+    slowest = max(stages, key=lambda stage: stage.wall_s)
+    is_image = advice_for(slowest.name) != UNCOMPRESSED
+    if not m.facts.decoders_s or not m.facts.batch.samples or not is_image:
         return ""
     best = min(m.facts.decoders_s, key=m.facts.decoders_s.get)
     own_s = sum(stage.wall_s for stage in stages) / m.facts.batch.samples
@@ -383,7 +398,8 @@ def _of_step(what: str, kind: str) -> Callable[[Bounds, object], str]:
 
 def _instead_of(stage: Stage) -> str:
     """Return a function's name, and what to write instead where that is known."""
-    advice = advice_for(stage.name) or advice_for(stage.reader)
+    waits = _is_waiting(stage)
+    advice = advice_for(stage.reader, waits=waits) or advice_for(stage.name, waits=waits)
     return Text(": ").join(filter(None, (stage.name, advice)))
 
 
@@ -392,6 +408,12 @@ def _faster_decoder(_: Bounds, stages: Sequence[Stage]) -> str:
     if advice_for(slowest.name):
         return _instead_of(slowest)
     return "a faster decoder (lab.DECODERS), or images stored at the size that is trained on"
+
+
+def _faster_reads(_: Bounds, stages: Sequence[Stage]) -> str:
+    slowest = max(stages, key=lambda stage: stage.wall_s)
+    instead = _instead_of(slowest)
+    return COPY_FILES if instead == slowest.name else instead
 
 
 def _faster_collate(m: Bounds, _: object) -> str:
@@ -404,15 +426,10 @@ def _faster_collate(m: Bounds, _: object) -> str:
 
 
 def _less_host_work(kind: str, change: str) -> Callable[[Bounds, object], str]:
-    """Return a line's change: that of averaging weights where such a function takes most of it."""
+    """Return a line's change: what is known of the function that takes most of it, or `change`."""
 
     def instead(m: Bounds, _: object) -> str:
-        if AVERAGES.search(m.facts.host_kinds[kind].function):
-            return (
-                "average all weights in one call, torch._foreach_lerp_(averages, weights, "
-                "1 - decay), or only every 10 steps"
-            )
-        return change
+        return advice_in_step(m.facts.host_kinds[kind].function) or change
 
     return instead
 
@@ -500,7 +517,7 @@ REMEDIES = (
     *(
         Line(name, kind, _always,
              lambda m, _, kind=kind: _shorter_step(m, m.kind_s(kind)),  # type: ignore[misc]
-             _of_step(what, kind), change)
+             _of_step(what, kind), _less_host_work(kind, change))
         for name, what, kind, change in (
             ("save less often", "saving", "checkpoint",
              "save every 10th time, or in a thread from a copy"),
@@ -604,7 +621,8 @@ REMEDIES = (
          ).format(objects=m.facts.batch.objects, seconds=units.seconds(m.facts.probe.pickle_s)),
          "return tensors (they go through shared memory), not lists, dicts or objects",
          easy=False),
-    Line("faster decode", "decode", lambda m: [_of(m, "decode")], lambda m, some: m.without(some),
+    Line("faster decode", "decode", lambda m: [_computing_decodes(m)],
+         lambda m, some: m.without(some),
          lambda m, some: _took(m, some) + _fastest_decoder(m, some), _faster_decoder, easy=False),
     Line("faster transform", "transform", lambda m: [_with_its_reads(m, s) for s in _computing(m)],
          lambda m, some: m.without(some), _took,
@@ -621,7 +639,7 @@ REMEDIES = (
          ),
          "draw the order once per epoch, as an array", easy=False),
     Line("wait less", "waiting",
-         lambda m: [[s for s in _of(m, "transform") if s.wait_s >= s.cpu_s]],
+         lambda m: [[s for s in _of(m, "transform") if _is_waiting(s)]],
          lambda m, some: m.without(some), _took,
          lambda m, some: _instead_of(some[0]), easy=False),
     Line("faster medium", "storage",
@@ -638,14 +656,13 @@ REMEDIES = (
          easy=False),
     Line("faster shared storage", SHARED_STORAGE,
          lambda m: [_waiting_reads(m)] if m.share_of(SHARED_STORAGE) else [],
-         lambda m, some: m.without(some) | {"hindered_s": 0.0},
+         lambda m, some: _without_waiting(m, some) | {"hindered_s": 0.0},
          _why_shared_storage,
          "copy the files to a local disk first, or store less to read: smaller images, or many "
          "in one file; more workers read no faster", easy=False),
     Line("faster reads", "storage",
          lambda m: [] if m.share_of(SHARED_STORAGE) else [_waiting_reads(m)],
-         lambda m, some: m.without(some), _took,
-         "copy the files to an SSD or tmpfs, or pack them into one file that is read in order",
+         _without_waiting, _took, _faster_reads,
          easy=False),
 )  # fmt: skip
 

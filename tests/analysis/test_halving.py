@@ -63,18 +63,26 @@ def test_a_real_difference_of_five_percent_decides():
     assert best.count("b") >= 80
 
 
-def test_without_time_every_candidate_is_measured_once():
+def test_without_time_nothing_is_measured():
+    measure, measured = noisy(dict.fromkeys("abc", 1.0), 1, 0.0)
+    assert halve(measure, "abc", has_time=lambda: False).best is None
+    assert not measured
+
+
+def test_of_those_that_there_was_time_for_the_fastest_is_chosen():
     measure, measured = noisy(dict(zip(CANDIDATES, range(12, 0, -1))), 1, 0.0)
-    halved = halve(measure, CANDIDATES, has_time=lambda: False)
-    assert halved.best == "l"
-    assert set(measured.values()) == {1} and len(measured) == 12
+    halved = halve(measure, CANDIDATES, has_time=lambda: measured.total() < 5)
+    assert set(measured.values()) == {1} and len(measured) == 5
+    assert halved.best == max(measured)
+    assert set(halved.blocks.measured) == set(measured)
 
 
-def test_time_that_ends_later_ends_the_search_after_a_whole_block():
-    asked = iter(range(100))
-    measure, measured = noisy({"a": 1.0, "b": 1.04, "c": 1.02}, 1, 0.05)
-    halve(measure, "abc", has_time=lambda: next(asked) < 1)
-    assert set(measured.values()) == {2}
+@pytest.mark.parametrize("most", range(3, 12))
+def test_time_that_ends_later_ends_the_search_at_once(most):
+    measure, measured = noisy({"a": 1.0, "b": 1.5, "c": 1.02}, 1, 0.05)
+    halved = halve(measure, "abc", has_time=lambda: measured.total() < most)
+    assert measured.total() == most
+    assert halved.best in "ac"
 
 
 def test_candidates_that_cannot_be_measured_are_left_out():

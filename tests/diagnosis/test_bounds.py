@@ -1,5 +1,7 @@
 """What follows from facts, on made-up measurements with known answers: no loader and no clock."""
 
+from dataclasses import replace
+
 import pytest
 
 from labkit.diagnosis.bounds import bounds_of
@@ -185,6 +187,7 @@ def test_a_busy_main_process_keeps_workers_waiting():
         # One worker reads 10 MB/s, and two of them 10, 14, or 16 together.
         (1_000_000, 10e6, READS, True),
         (1_400_000, 10e6, READS, True),
+        (1_400_000, 10e6, replace(READS, name="cv2.imread", kind="decode"), True),
         (1_600_000, 10e6, READS, False),
         (1_000_000, 10e6, WORK, False),  # waits for nothing that reads
         (8 * 2000, 160e3, READS, False),  # most samples come from memory

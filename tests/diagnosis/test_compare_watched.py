@@ -230,6 +230,10 @@ def test_all_that_differs_is_named_in_one_line(slow):
     [
         (b"no JSON", "must be a file of `labkit watch --json`, but is no JSON (Expecting value"),
         (b"\xff", "must be a file of `labkit watch --json`, but is no JSON ('utf-8' codec"),
+        (b"", "must be a file of `labkit watch --json`, but is empty; write it again with"),
+        (b" \n", "must be a file of `labkit watch --json`, but is empty; write it again with"),
+        (b"null", "must be a file of `labkit watch --json`, but is empty; write it again with"),
+        (b"{}", "must be a file of `labkit watch --json`; write it again with"),
         (b"[1]", "must be a file of `labkit watch --json`; write it again with"),
         (b'{"verdict": "input-bound"}', "must be a file of `labkit watch --json`; write it again"),
         (b'{"training": {}}', "is of another version of labkit; write it again with"),
@@ -255,6 +259,22 @@ def test_a_file_that_is_missing_is_one_line_also_before_the_script_runs(script, 
     status, out, errors = watch(script, "--compare", "missing.json")
     assert (status, out) == (2, "")
     assert errors.startswith("labkit: [Errno 2] No such file or directory: 'missing.json'; see")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "but is empty; write it again with `labkit watch --json`"),
+        ("train.py took 7 s", "but is no JSON (Expecting value"),
+        ('{"training": {}, "version": 7}', "is of another version of labkit; write it again"),
+    ],
+)
+def test_another_file_ends_watch_before_the_script_runs(script, tmp_path, text, reason):
+    path = tmp_path / "other.json"
+    path.write_text(text)
+    status, out, errors = watch(script, "--compare", path)
+    assert (status, out, errors.count("\n")) == (2, "", 1)
+    assert errors.startswith(f"labkit: {path} ") and reason in errors
 
 
 def test_a_file_without_a_training_is_not_compared(script, slow, tmp_path, capsys):

@@ -11,9 +11,12 @@ import cv2
 import numpy as np
 import pytest
 import torch
+from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
+from tqdm import tqdm
 
 import labkit
+from labkit.diagnosis.advice import advice_in_step
 from labkit.diagnosis.gpu import kinds_of
 
 
@@ -48,6 +51,31 @@ def multiply():
 def recompute():
     x = torch.ones(300, 300, requires_grad=True)
     checkpoint(torch.mm, x, x, use_reentrant=False).sum().backward()
+
+
+MODEL = torch.nn.Sequential(*(torch.nn.Linear(30, 30) for _ in range(20)))
+AVERAGED = AveragedModel(MODEL, avg_fn=lambda old, new, count: 0.9 * old + 0.1 * new)
+
+
+def average():
+    AVERAGED.update_parameters(MODEL)
+
+
+class ModelEMA:
+    def __init__(self):
+        self.weights = [torch.ones(100) for _ in range(100)]
+
+    def update(self):
+        for weight in self.weights:
+            weight.mul_(0.9).add_(weight, alpha=0.1)
+
+
+OWN = ModelEMA()
+BAR = tqdm(total=10**9, file=io.StringIO(), mininterval=0)
+
+
+def show_loss():
+    BAR.set_postfix(loss=1.0)
 
 
 def smooth():
@@ -87,6 +115,26 @@ def test_most_of_a_steps_time_is_of_the_kind_of_its_work(work, on_gpu, kind):
     assert max(kinds, key=lambda kind: kinds[kind].share) == kind
     assert kinds[kind].function == work.__name__
     assert sum(one.share for one in kinds.values()) == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("work", "kind", "function"),
+    [
+        (average, "launch", "torch.AveragedModel.update_parameters"),
+        (OWN.update, "launch", "ModelEMA.update"),
+        (show_loss, "reports", "tqdm.tqdm.set_postfix"),
+    ],
+)
+def test_a_function_that_has_advice_is_named_with_its_class(work, kind, function):
+    work()
+
+    def step():
+        for _ in range(100):
+            work()
+
+    kinds = kinds_of(step, on_gpu=True)
+    assert kinds[kind].function == function
+    assert advice_in_step(function)
 
 
 def test_work_of_a_script_itself_is_not_of_the_function_that_runs_the_script():

@@ -232,6 +232,8 @@ def test_lists_of_numbers_are_named_where_default_collate_makes_many_tensors():
         ("host work", "vectorize host work", "update_ema", "average all weights in one call"),
         ("compute", "transform in workers", "ema_step", "average all weights in one call"),
         ("launch", "fewer launches", "moving_average", "average all weights in one call"),
+        ("launch", "fewer launches", "torch.AveragedModel.update_parameters", "multi_avg_fn="),
+        ("reports", "report less often", "tqdm.tqdm.set_postfix", "mininterval=1"),
         ("host work", "vectorize host work", "schema_of", "operations on whole tensors"),
         ("compute", "transform in workers", "blur", "do it in the data set"),
         ("launch", "fewer launches", "forward", "model.compile(mode='reduce-overhead')"),
@@ -253,6 +255,48 @@ def test_what_a_transform_reads_is_answered_by_the_transform():
     )
     shown = screen(measured((unzipped,)), "cheaper reads")
     assert "np.load(path, mmap_mode='r') once, .npy instead of .npz; it computes" in shown
+
+
+def test_a_decoder_that_waits_for_the_disk_gets_a_faster_disk():
+    read = stage("decode", "cv2.imread", 0.020, wait_s=0.080)
+    found = {r.name: r for r in propose(measured((read,)))}
+    assert "faster decode" not in found
+    assert found["faster reads"].bottleneck == "storage"
+    assert found["faster reads"].change.startswith("copy the files to an SSD or tmpfs")
+    # What it computes is left: 10 of the 50 ms that a batch takes two workers.
+    assert found["faster reads"].expected == pytest.approx(0.020 / 0.050, rel=0.01)
+    decoded = stage("decode", "cv2.imread", 0.080, wait_s=0.020)
+    found = {r.name: r for r in propose(measured((decoded,)))}
+    assert "faster reads" not in found and "faster decode" in found
+
+
+@pytest.mark.parametrize(
+    ("name", "reader", "change"),
+    [
+        ("posix.listdir", "", "posix.listdir: list the files once, when the data set is made"),
+        ("TextIOWrapper.read in json.load", "json.load", "parse once, when the data set is made"),
+        ("requests.get", "", "requests.get: fetch several at once in threads"),
+        ("open", "", "copy the files to an SSD or tmpfs, or pack them into one file"),
+        ("numpy.load", "", "copy the files to an SSD or tmpfs, or pack them into one file"),
+    ],
+)
+def test_what_waits_is_answered_by_what_it_waits_for(name, reader, change):
+    waiting = replace(stage("read", name, 0.005, wait_s=0.090), reader=reader)
+    assert change in screen(measured((waiting,)), "faster reads")
+
+
+def test_a_transform_that_waits_is_not_answered_as_one_that_computes():
+    waiting = screen(measured((stage("transform", "cv2.resize", 0.01, wait_s=0.09),)), "wait less")
+    assert "cv2.resize" in waiting and "IMREAD_REDUCED_COLOR_2" not in waiting
+    computing = (stage("transform", "cv2.resize", 0.09, wait_s=0.01),)
+    assert "IMREAD_REDUCED_COLOR_2" in screen(measured(computing), "faster transform")
+
+
+def test_decompressing_is_not_compared_with_decoders_of_photographs():
+    photos = {"decoders_s": {"simplejpeg": 0.001}}
+    for name, is_compared in (("zlib.decompress", False), ("cv2.imdecode", True)):
+        shown = screen(measured((stage("decode", name, 0.1),), facts=photos), "faster decode")
+        assert ("labkit's simplejpeg" in shown) == is_compared
 
 
 def test_no_epoch_takes_less_than_the_floor():

@@ -8,6 +8,7 @@ import subprocess
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from labkit.diagnosis.tune import LoaderTrials
 from labkit.machine import hardware, shared_memory
 from tests import warm_python
 from tests.diagnosis.json_keys import undocumented
+from tests.fake_clock import FakeClock
 from tests.processes import PATIENCE_S
 
 ALL = frozenset(Arguments._fields)
@@ -249,13 +251,89 @@ def test_a_gain_that_is_not_certain_says_so():
             "Inconclusive: num_workers=2 is 1.01 times as fast [0.62, 1.64]; more time may show "
             "it, budget_s=120.",
         ),
-        ((), "Nothing is worth changing: nothing that was tried is shown to be faster."),
+        (
+            (-0.5,),
+            "Inconclusive: num_workers=2 was the fastest, and there was no time to compare it with "
+            "the loader as it is; more time may show it, budget_s=120.",
+        ),
     ],
 )
 def test_nothing_is_worth_changing_only_where_the_interval_shows_it(logs, first):
     compared = Comparison(log_ratios=logs)
     result = Tuned(tried="num_workers=2", compared=compared, budget_s=60.0)
     assert str(result).splitlines()[0] == first
+
+
+def test_where_the_loader_as_it_is_was_the_fastest_nothing_is_worth_changing():
+    first = "Nothing is worth changing: nothing that was tried is shown to be faster."
+    assert str(Tuned(budget_s=60.0)).splitlines()[0] == first
+
+
+# Seconds of a trial: of the arguments, whatever they are; slow workers; slow without any.
+TRIALS_S = {
+    "all alike": lambda arguments: 3.0,
+    "slow workers": lambda arguments: 8.0 if arguments.num_workers else 1.0,
+    "slow without": lambda arguments: 1.0 if arguments.num_workers else 12.0,
+    "slow with several": lambda arguments: 20.0 if arguments.num_workers > 2 else 1.0,
+    "slow to start": lambda arguments: 1.0 if arguments.persistent_workers else 15.0,
+    "one takes all": lambda arguments: 1.0 if arguments.num_workers else 90.0,
+}
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = FakeClock()
+    monkeypatch.setattr(loader_search, "time", SimpleNamespace(monotonic=clock.now))
+    return clock
+
+
+@pytest.mark.parametrize("cores", [2, 16])
+@pytest.mark.parametrize("takes_s", TRIALS_S.values(), ids=TRIALS_S)
+def test_the_search_ends_with_its_budget_or_a_trial_later(clock, takes_s, cores):
+    def epoch_s(arguments):
+        clock.sleep(takes_s(arguments))
+        longest_s.append(takes_s(arguments))
+        return by_workers(arguments)
+
+    longest_s = []
+    result = tuned(epoch_s, most_workers=cores)
+    assert clock.now() <= 60 + max(longest_s)
+    assert result.took_s == clock.now()
+    assert result.trials == len(longest_s)
+    assert str(result).splitlines()[0]  # whatever came of it
+
+
+def test_time_is_kept_for_comparing_the_best_with_the_loader_as_it_is(clock):
+    def epoch_s(arguments):
+        clock.sleep(3.0)
+        return by_workers(arguments)
+
+    result = tuned(epoch_s, most_workers=2)
+    assert result.changes == {"num_workers": 2}
+    assert result.compared.blocks >= loader_search.FEWEST_PAIRS
+    reason = r"Not tried, .*: no time for it in budget_s=60; \d+ is enough for all"
+    assert re.search(reason, str(result))
+
+
+def test_the_budget_that_is_called_enough_is_enough(clock):
+    def epoch_s(arguments):
+        clock.sleep(2.0)
+        return by_workers(arguments)
+
+    short = str(tuned(epoch_s, most_workers=2))
+    enough_s = max(int(number) for number in re.findall(r"; (\d+) is enough for all", short))
+    assert "no time" not in str(tuned(epoch_s, budget_s=enough_s, most_workers=2))
+
+
+def test_without_time_to_compare_nothing_is_recommended(clock):
+    def epoch_s(arguments):
+        clock.sleep(50.0 if arguments.num_workers else 1.0)
+        return by_workers(arguments)
+
+    result = tuned(epoch_s, most_workers=2)
+    assert result.changes == {} and result.line == ""
+    assert result.times_as_fast is None and result.interval is None
+    assert "there was no time to compare it with the loader as it is" in str(result)
 
 
 def test_a_noisy_search_does_not_call_anything_equal():
@@ -447,8 +525,10 @@ def test_a_loader_that_cannot_be_tuned_is_one_line(loader, step, message):
 def test_too_short_a_budget_is_refused():
     with pytest.raises(ValueError, match="budget_s must be at least 5, got 1; the default is 60"):
         lab.tune(DataLoader(Waiting()), step, budget_s=1)
-    with pytest.raises(RuntimeError, match=r"budget_s must be at least \d+ to try \d+ sets"):
+    message = r"budget_s must be at least \d+ to try \d+ sets"
+    with pytest.raises(RuntimeError, match=message) as short:
         lab.tune(DataLoader(Waiting(0.3)), step, budget_s=5, progress=False)
+    assert "\n" not in str(short.value)
 
 
 def test_a_step_that_fails_is_one_line():
@@ -525,6 +605,19 @@ def test_a_script_is_tuned_as_it_is(tmp_path):
     known = json.loads(saved.read_text())
     assert known["changes"]["num_workers"] == cores
     assert known["interval"][0] > 1.3
+
+
+def test_a_script_whose_budget_is_too_short_gets_one_line(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT.replace("sleep(0.005)", "sleep(0.3)"))
+    done = diagnose("--tune", "--budget-s", "5", script, cwd=tmp_path)
+    assert done.returncode == 1
+    assert re.fullmatch(
+        r"Tuning stopped: budget_s must be at least \d+ to try \d+ sets of arguments once, as each "
+        r"takes [\d.]+ s, got 5; give it more seconds\.\n",
+        done.stdout,
+    )
+    assert "Traceback" not in done.stderr
 
 
 def test_a_script_that_cannot_be_tuned_gets_one_line(tmp_path):
