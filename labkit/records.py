@@ -555,8 +555,8 @@ class RunInfo:
     reads: Mapping[str, ReadCounts] = field(default_factory=dict)
     """Label -> operations per image, where variants store the images in different ways."""
     psnr_db: Mapping[str, float] = field(default_factory=dict)
-    """Label -> peak signal-to-noise ratio in dB of a batch to the baseline's, of variants whose pixels
-    differ by design."""
+    """Label -> peak signal-to-noise ratio of a batch to the baseline's in dB, of variants whose
+    pixels differ by design."""
     calibration: Calibration | None = None
     """None: the run was not calibrated yet."""
     excluded: tuple[int, ...] = ()

@@ -69,7 +69,7 @@ class Listing:
         )
 
     def original_size_px(self, i: int) -> tuple[int, int] | None:
-        """Return width and height of the original of an image; None where it is stored as it was."""
+        """Return width and height of an image's original; None where it is stored as it was."""
         return None
 
     @classmethod

@@ -194,7 +194,7 @@ class Index(Listing):
     packs of earlier versions have none."""
 
     def original_size_px(self, i: int) -> tuple[int, int] | None:
-        """Return width and height of the original of an image; None where it is stored as it was."""
+        """Return width and height of an image's original; None where it is stored as it was."""
         if not len(self.original_sizes):
             return None
         width, height = self.original_sizes[i].tolist()

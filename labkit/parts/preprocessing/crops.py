@@ -4,8 +4,9 @@
     image ─────────────────────────────────────┴> crop -> resize -> flip -> 0..1 -> mean/std
 
 The draws depend on nothing else, so all three preprocessors, and every decoder, deliver the same
-crops. All average the pixels of a crop that is larger than the output: Pillow with weights that
-fall off to both sides, as torchvision does, OpenCV with equal ones.
+crops.  Pillow averages the pixels of a crop that is larger than the output, with weights that fall
+off to both sides, as torchvision does.  OpenCV's linear filter reads four pixels: of a crop up to
+twice the output it leaves none out, in a fifth of the time of an average; larger ones it averages.
 Source: pytorch/examples, imagenet/main.py; torchvision.transforms, RandomResizedCrop.
 """
 
@@ -104,9 +105,7 @@ def _crop_and_resize(sample: Sample, input_px: int) -> np.ndarray:
     height, width = sample.image_rgb.shape[:2]
     (left, top, right, bottom), flipped = _crop_of(sample, width, height)
     part = sample.image_rgb[top:bottom, left:right]
-    # INTER_AREA averages; it is for shrinking only, and enlarges in steps.
-    shrinks = min(part.shape[:2]) >= input_px
-    how = cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR
+    how = cv2.INTER_AREA if max(part.shape[:2]) > 2 * input_px else cv2.INTER_LINEAR
     resized = cv2.resize(part, (input_px, input_px), interpolation=how)
     return cv2.flip(resized, 1) if flipped else resized
 
