@@ -130,7 +130,7 @@ class Annotation:
     category_ids: np.ndarray
     """(N,) int64 COCO category ids, 1 to 90 with gaps."""
     size_px: tuple[int, int] | None = None
-    """Width and height of the original, where the stored image has fewer pixels; None: as stored."""
+    """Width and height of the original, where fewer pixels of it are stored; None: as stored."""
 
 
 class ImageInParts(Protocol):

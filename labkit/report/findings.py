@@ -290,7 +290,7 @@ def _costs(run: StoredRun) -> Table | None:
             }
             | ({"psnr_db": differing.get(row.variant)} if differing else {})
         )
-    notes = (
+    notes: tuple[str, ...] = (
         "Opens, reads and disk requests are counted in a separate pass over cold images, without "
         "workers; files mapped into memory are read without calls.",
         "saved_s_per_epoch is for an epoch of all images. earned_back_epochs is made_s beyond the "

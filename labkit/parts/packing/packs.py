@@ -72,7 +72,8 @@ def encode(content: Content) -> tuple[bytes, tuple[int, int]]:
         return content.tobytes(), content.shape[:2]
     if isinstance(content, Yuv420Image):
         return content.planes.tobytes(), content.shape[:2]
-    return bytes(content), (0, 0)
+    jpeg: Any = content
+    return bytes(jpeg), (0, 0)
 
 
 def decode(record: Record, stored: str, height_width: np.ndarray) -> Content:
