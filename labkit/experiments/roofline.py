@@ -54,8 +54,8 @@ def textbook(base: Settings) -> Experiment:
             "stored small, stored YUV420: made once, with sides of at most 8/7 of the input; YUV "
             "planes need no decoding, and only the crop is converted to RGB; the same crops, of "
             "other pixels",
-            "Pillow averages the pixels of a crop that it shrinks, OpenCV only below half of its size: "
-            "above, its linear filter reads all pixels",
+            "Pillow averages the pixels of a crop that it shrinks, OpenCV only below half of its "
+            "size: above, its linear filter reads all pixels",
         ),
     )
 
