@@ -129,10 +129,28 @@ class Annotation:
     """(N, 4) float32, left, top, right, bottom in pixels of the image as stored."""
     category_ids: np.ndarray
     """(N,) int64 COCO category ids, 1 to 90 with gaps."""
+    size_px: tuple[int, int] | None = None
+    """Width and height of the original, where fewer pixels of it are stored; None: as stored."""
 
 
-# What is stored of an image: a JPEG file, pixels, or a preprocessor's arrays by name.
-Content = bytes | np.ndarray | dict[str, np.ndarray]
+class ImageInParts(Protocol):
+    """An image whose parts become pixels when they are taken."""
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Height and width in pixels, and 3 colors."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, part: tuple[slice, slice]) -> np.ndarray:
+        """Return rows and columns of the image as uint8 RGB."""
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """Return all of it: (H, W, 3) uint8 RGB, C-contiguous."""
+
+
+# What is stored of an image: a JPEG file, pixels, planes, or a preprocessor's arrays by name.
+Content = bytes | np.ndarray | ImageInParts | dict[str, np.ndarray]
 
 
 class Reader(Protocol):
@@ -152,7 +170,7 @@ class Reader(Protocol):
 
     @property
     def stored(self) -> str:
-        """What is stored of an image: jpeg, resized, pixels or sample."""
+        """What is stored of an image: jpeg, resized, pixels, sample, small or yuv420."""
 
     @property
     def boxes(self) -> str:
@@ -195,7 +213,8 @@ class Reader(Protocol):
         """Read image `i` as it is stored, and its boxes.
 
         Returns:
-            JPEG bytes, (H, W, 3) uint8 pixels or a finished sample's arrays by name.
+            JPEG bytes, (H, W, 3) uint8 pixels, an image in planes, or a finished sample's arrays by
+            name.
 
         Raises:
             OSError: the file cannot be read; the message names it.
@@ -219,13 +238,14 @@ class Sample:
 
     image_rgb: np.ndarray
     """(H, W, 3) uint8, C-contiguous; for a preprocessor with `in_pillow`, what Pillow decoded is
-    still a Pillow image."""
+    still a Pillow image, and for one with `in_parts`, what is stored in planes is still planes."""
     annotation: Annotation
     sample_id: int
     epoch: int
     seed: int
     size_px: tuple[int, int] | None = None
-    """Width and height as stored, where a scaled decoder made fewer pixels; None: image_rgb's."""
+    """Width and height of the original, where a scaled decoder made fewer pixels, or fewer are
+    stored; None: image_rgb's."""
 
 
 @dataclass(frozen=True, kw_only=True)

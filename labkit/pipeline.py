@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from labkit import contracts
-from labkit.contracts import Device, DeviceBatch, Reader, Sample
+from labkit.contracts import Device, DeviceBatch, ImageInParts, Reader, Sample
 from labkit.jpeg import read_size_px
 from labkit.machine import shared_memory
 from labkit.machine.clock import Clock
@@ -110,12 +110,12 @@ class Source:
             sample_id=image_id,
             epoch=epoch,
             seed=self.settings.seed,
-            size_px=size_px,
+            size_px=size_px or annotation.size_px,
         )
         return self.parts.preprocessor(sample, self.settings.input_px)
 
     def decode(
-        self, key: tuple[int, int], content: bytes | np.ndarray
+        self, key: tuple[int, int], content: bytes | np.ndarray | ImageInParts
     ) -> tuple[np.ndarray, tuple[int, int] | None]:
         """Decode an image, unless its pixels are stored.
 
@@ -124,13 +124,17 @@ class Source:
             content: as it was read.
 
         Returns:
-            (H, W, 3) uint8 RGB, and of a scaled decoder the width and height as stored.
+            (H, W, 3) uint8 RGB, or an image in parts for a preprocessor that takes one; and of a
+            scaled decoder the width and height as stored.
 
         Raises:
             ValueError: it cannot be decoded; the message names the file.
         """
         if isinstance(content, np.ndarray):
             return content, None
+        if not isinstance(content, bytes):
+            planes: Any = content  # a `Sample` may have them in place of an array
+            return planes if self.parts.preprocessor.in_parts else np.asarray(planes), None
         parts, settings = self.parts, self.settings
         try:
             if not parts.decoder.scaled:

@@ -78,6 +78,8 @@ class Facts:
     """Whether the decoder returns fewer pixels than the image has."""
     other_pixels: str = ""
     """How the decoder's pixels differ by design from those of others, as "in gray"."""
+    stores_fewer_pixels: bool = False
+    """Whether images are stored with fewer pixels, for random crops."""
     stays_in_memory: bool = False
     """Whether the files are always in memory."""
     is_on_cpu: bool = False
@@ -555,6 +557,9 @@ class RunInfo:
     """Label -> cost of storing the images; without variants that read them as they are."""
     reads: Mapping[str, ReadCounts] = field(default_factory=dict)
     """Label -> operations per image, where variants store the images in different ways."""
+    psnr_db: Mapping[str, float] = field(default_factory=dict)
+    """Label -> peak signal-to-noise ratio of a batch to the baseline's in dB, of variants whose
+    pixels differ by design."""
     calibration: Calibration | None = None
     """None: the run was not calibrated yet."""
     excluded: tuple[int, ...] = ()

@@ -27,8 +27,17 @@ from labkit.machine.gpu import CudaState
 from labkit.parts.decoding import DECODERS, Decoder
 from labkit.parts.devices import DEVICES, GPUS, DevicePart, GpuSpeeds
 from labkit.parts.loading import LOADERS, Loader
-from labkit.parts.packing import JPEG, PACKINGS, PIXELS, RESIZED, SAMPLE, Packing
-from labkit.parts.packing.packs import pack_format
+from labkit.parts.packing import (
+    JPEG,
+    PACKINGS,
+    PIXELS,
+    RESIZED,
+    SAMPLE,
+    SMALL,
+    YUV420,
+    Packing,
+)
+from labkit.parts.packing.packs import pack_format, shorter_side_px
 from labkit.parts.packing.remote import download, place
 from labkit.parts.prefetching import PREFETCHERS, Prefetcher
 from labkit.parts.preprocessing import PREPROCESSORS, Preprocessor
@@ -246,6 +255,7 @@ def gather_facts(settings: Mapping[str, Any]) -> Facts:
         loads_outside=loader.is_outside,
         decodes_scaled=decoder.scaled,
         other_pixels=decoder.other_pixels,
+        stores_fewer_pixels=settings.get("storage_format") in (SMALL, YUV420),
         stays_in_memory=find_part(StoragePart, settings.get("storage")).stays_in_memory,
         is_on_cpu=device.is_cpu,
         is_simulated=device.is_simulated,
@@ -268,13 +278,15 @@ def record_facts(variants: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[st
 
 def label_samples(settings: Settings) -> dict[str, str]:
     """Label a row whose samples are not made from the original images in full, or come late."""
-    px = settings.input_px
+    px, stored = settings.input_px, settings.storage_format
+    stored_px = shorter_side_px(stored, px or 0)
     images = {
         RESIZED: f"JPEGs scaled to {px} px beforehand, so other pixels",
         PIXELS: f"pixels scaled to {px} px beforehand, so others",
         SAMPLE: "samples finished beforehand, random draws and all",
+        SMALL: f"JPEGs scaled to {stored_px} px beforehand, so other pixels",
+        YUV420: f"YUV 4:2:0 planes of {stored_px} px made beforehand, so other pixels",
     }
-    stored = settings.storage_format
     labels = {"images": images[stored]} if stored in images else {}
     decoder = find_part(Decoder, settings.decoder)
     if decoder.scaled:

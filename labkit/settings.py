@@ -62,8 +62,9 @@ class Settings:
     percentage of the data that is in the page cache at the start of each epoch."""
     packing: str = "folder"
     """How the images are stored: one file each, or packed together."""
-    storage_format: Literal["jpeg", "resized", "pixels", "sample"] = "jpeg"
-    """What is stored: JPEGs, JPEGs scaled to input_px, their pixels, or finished samples."""
+    storage_format: Literal["jpeg", "resized", "pixels", "sample", "small", "yuv420"] = "jpeg"
+    """What is stored: JPEGs, JPEGs scaled to input_px, their pixels, or finished samples; or what
+    random crops are taken from, 8/7 as large, as JPEGs (small) or as planes (yuv420)."""
     shuffle: bool = True
     """Draw a new order of the images for every epoch; no: the order in which they are stored."""
     subset: Literal["random", "first"] = "random"

@@ -11,7 +11,7 @@ from functools import partial
 import pytest
 
 import labkit as lab
-from benchmarks import diagnosis, frame, gpu, gpu_host, repeat, tune
+from benchmarks import diagnosis, frame, gpu, gpu_host, ladder, repeat, tune
 from benchmarks.diagnosis import Outcome
 from benchmarks.environments import judge
 from benchmarks.environments.places import Done
@@ -284,6 +284,24 @@ def test_launching_is_told_from_the_time_of_a_step():
     device = SimulatedGpu(profile, clock)
     took = gpu_host.time_steps(partial(device.compute, 8), device.synchronize, clock.now)
     assert took == gpu_host.StepTimes(launch_s=2.0, step_s=8.0)
+
+
+def test_a_pack_pays_after_as_many_epochs_as_cover_what_it_cost():
+    cost = {"images": 1000, "pack_s": 10.0}
+    assert ladder.epochs_until_it_pays(None, 0.001, 0.001) == ""
+    assert ladder.epochs_until_it_pays(cost, 0.001, 0.001) == "never"
+    assert ladder.epochs_until_it_pays(cost, 0.001, 0.005) == "3 epochs"  # 4 s each
+    assert ladder.epochs_until_it_pays(cost, 0.001, 0.101) == "1 epoch"
+
+
+def test_the_chart_of_the_ladder_tells_each_step_and_its_bound():
+    loaded = {"textbook": 300.0, "stored YUV420": 6000.0}
+    alone = {"textbook": 310.0, "stored YUV420": 6600.0}
+    figure = ladder.draw(loaded, alone, "20.0 times as fast", "2 cores")
+    assert "stored YUV420: 6000 images/s, 20.0 times the textbook's" in figure.get_label()
+    assert [bar.get_width() for bar in figure.axes[0].patches] == [300.0, 6000.0]
+    (bounds,) = figure.axes[0].lines
+    assert list(bounds.get_xdata()) == [310.0, 6600.0]
 
 
 @pytest.mark.long

@@ -55,6 +55,21 @@ def test_a_decoder_says_what_differs_by_design_in_rows_and_where_its_pixels_are_
 
 
 @pytest.mark.parametrize(
+    ("stored", "label"),
+    [
+        ("small", "JPEGs scaled to 256 px beforehand, so other pixels"),
+        ("yuv420", "YUV 4:2:0 planes of 256 px made beforehand, so other pixels"),
+    ],
+)
+def test_what_is_stored_for_random_crops_of_224_px_is_labelled_with_256(stored, label):
+    settings = completed(packing="mapped", storage_format=stored, input_px=224)
+    assert label_samples(settings) == {"images": label}
+    assert label_samples(replace(settings, input_px=512))["images"] == label.replace("256", "586")
+    with pytest.raises(ValueError, match=r"storage_format must be jpeg or resized for the packing"):
+        resolve(replace(settings, packing="folder"))
+
+
+@pytest.mark.parametrize(
     ("setting", "value", "plain"),
     [("precision", "amp", "fp32"), ("memory_format", "channels_last", "contiguous")],
 )

@@ -64,6 +64,8 @@ def other_work(info: RunInfo, variant: str, baseline: str) -> str:
         return "it trains on other images or in another order"
     if facts.other_pixels != base_facts.other_pixels:
         return "its decoder's pixels differ by design"
+    if facts.stores_fewer_pixels and not base_facts.stores_fewer_pixels:
+        return "its images are stored with fewer pixels"
     return other_cache(settings, base, facts)
 
 

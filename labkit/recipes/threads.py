@@ -98,7 +98,7 @@ def make_pixels(content, key):
     height, width = image.shape[:2]
     left, top, wide, high, flipped = draw_crop(key, width, height)
     crop = image[top : top + high, left : left + wide]
-    how = cv2.INTER_AREA if min(crop.shape[:2]) >= INPUT_PX else cv2.INTER_LINEAR
+    how = cv2.INTER_AREA if max(crop.shape[:2]) > 2 * INPUT_PX else cv2.INTER_LINEAR
     pixels = cv2.resize(crop, (INPUT_PX, INPUT_PX), interpolation=how)
     return cv2.flip(pixels, 1) if flipped else pixels
 

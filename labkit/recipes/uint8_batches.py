@@ -94,7 +94,7 @@ def make_pixels(jpeg, key):
     left, right = (int(x * zoom_x + 0.5) for x in (left, left + wide))
     top, bottom = (int(y * zoom_y + 0.5) for y in (top, top + high))
     crop = image[top:bottom, left:right]
-    how = cv2.INTER_AREA if min(crop.shape[:2]) >= INPUT_PX else cv2.INTER_LINEAR
+    how = cv2.INTER_AREA if max(crop.shape[:2]) > 2 * INPUT_PX else cv2.INTER_LINEAR
     pixels = cv2.resize(crop, (INPUT_PX, INPUT_PX), interpolation=how)
     return cv2.flip(pixels, 1) if flipped else pixels
 

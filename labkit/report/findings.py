@@ -262,6 +262,7 @@ def _differ_only_in_medium(one: Settings, other: Settings) -> bool:
 def _costs(run: StoredRun) -> Table | None:
     """Return what each variant's files cost once, and after how many epochs that is earned back."""
     made, summary, data = run.info.costs, run.summary, run.info.data
+    differing = run.info.psnr_db
     if not made:
         return None
     base, cells = made.get(summary.baseline), []
@@ -287,13 +288,20 @@ def _costs(run: StoredRun) -> Table | None:
                 "saved_s_per_epoch": saved_s,
                 "earned_back_epochs": epochs,
             }
+            | ({"psnr_db": differing.get(row.variant)} if differing else {})
         )
-    notes = (
+    notes: tuple[str, ...] = (
         "Opens, reads and disk requests are counted in a separate pass over cold images, without "
         "workers; files mapped into memory are read without calls.",
         "saved_s_per_epoch is for an epoch of all images. earned_back_epochs is made_s beyond the "
         "baseline's, divided by it.",
     )
+    if differing:
+        notes = (
+            *notes,
+            "psnr_db is the peak signal-to-noise ratio of a batch to the baseline's, of variants "
+            "whose pixels differ by design.",
+        )
     return Table(cells, notes=notes)
 
 

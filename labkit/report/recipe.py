@@ -51,6 +51,7 @@ FILES = "files"
 READ = {
     "folder": FILES,
     "raw": "raw",
+    "mapped": "raw",  # the same file
     "pth": "pth",
     "hdf5": "hdf5",
     "lmdb": "lmdb",
@@ -210,7 +211,7 @@ def _blocks(run: StoredRun, settings: Settings, *, has_more: bool) -> Iterator[s
     stored = settings.storage_format
     stores = [JPEG, RESIZED] + [PIXELS] * (not preprocessor.in_pillow)
     possible = {
-        "packing": ["folder"] if is_detector else ["raw"] if stored == PIXELS else READ,
+        "packing": ["folder"] if is_detector else ["raw", "mapped"] if stored == PIXELS else READ,
         "storage_format": [*stores, SAMPLE] if dataset == WORKERS_NORMALIZE else stores,
         "decoder": ["pillow"] if preprocessor.in_pillow else DECODE,
         "loader": [name for name in LOAD if LOAD[name] == PROCESSES] if ahead else LOAD,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -23,10 +24,11 @@ from labkit.analysis.thresholds import (
 from labkit.batches import BATCHES, ArraySpec, check_batch
 from labkit.contracts import Skip
 from labkit.machine import hardware
-from labkit.parts.packing import PIXELS, RESIZED
+from labkit.parts.packing import PIXELS, RESIZED, SMALL, YUV420
 from labkit.parts.preprocessing import Preprocessor
+from labkit.parts.preprocessing.classification import STD_RGB
 from labkit.pipeline import first_batch
-from labkit.resolve import Resolved, resolve
+from labkit.resolve import Resolved, label_samples, resolve
 from labkit.runs.active_run import ActiveRun
 from labkit.runs.failure_reasons import batch_bytes, out_of_memory
 from labkit.runs.launcher import TrialKilled
@@ -38,22 +40,29 @@ def check_equal_work(run: ActiveRun) -> None:
     run.progress.say("checks: one batch of every variant, compared with the baseline's")
     baseline, labels = run.info.baseline, list(run.remaining)
     try:
-        verdicts = _ask_verdicts(run, labels)
+        verdicts = _ask(run, "compare_work", labels)
     except TrialKilled:  # one of them killed the process: a process each shows which
         verdicts = {}
         for label in sorted(labels, key=lambda label: label != baseline):
             try:
-                verdicts |= _ask_verdicts(run, [baseline, label])
+                verdicts |= _ask(run, "compare_work", [baseline, label])
             except TrialKilled as killed:
                 verdicts[label] = ("failed", str(killed))
             if verdicts[baseline][0] != "ok":
                 break
     run.drop_all(verdicts)
+    others = [
+        label
+        for label, settings in run.remaining.items()
+        if label != baseline and "images" in label_samples(settings)
+    ]
+    if others:
+        run.save(psnr_db=_ask(run, "measure_psnr", [baseline, *others]))
 
 
-def _ask_verdicts(run: ActiveRun, labels: Sequence[str]) -> dict[str, tuple[str, str]]:
+def _ask(run: ActiveRun, job: str, labels: Sequence[str]) -> dict[str, Any]:
     return run.ask(
-        "compare_work",
+        job,
         variants={label: run.variants[label] for label in labels},
         baseline=run.info.baseline,
         excluded=run.info.excluded,
@@ -138,6 +147,45 @@ def _difference(
     return difference(batch, reference, specs, levels=levels)
 
 
+def measure_psnr(
+    variants: dict[str, Settings], baseline: str, *, excluded: frozenset[int] = frozenset()
+) -> dict[str, float]:
+    """Measure how far the pixels of variants are from the baseline's: one batch of the classifier.
+
+    Args:
+        variants: label -> complete settings, that `compare_work` found to do the same work.
+        baseline: the label to compare with.
+        excluded: indices of unreadable images.
+
+    Returns:
+        label -> peak signal-to-noise ratio in dB; without the baseline, variants with its very
+        pixels, and detectors, whose colors are drawn.
+    """
+    psnr_db: dict[str, float] = {}
+    first: dict[Settings, str] = {}  # label; other groups may have the same settings
+    reference = None
+    images = math.lcm(*(settings.batch_size for settings in variants.values()))
+    for label in sorted(variants, key=lambda label: label != baseline):  # the baseline first
+        if (same := first.setdefault(variants[label], label)) != label:
+            psnr_db |= {label: psnr_db[same]} if same in psnr_db else {}
+            continue
+        parts = resolve(variants[label])
+        if parts.preprocessor.batch != "classifier":
+            return {}
+        batch = first_batch(parts, excluded, images)
+        if reference is None:
+            reference = batch
+            continue
+        if parts.loader.has_own_order:
+            batch = _by_id(batch, reference)
+        common = min(len(batch["image"]), len(reference["image"]))
+        normalized = batch["image"][:common] - reference["image"][:common]
+        levels = 255 * STD_RGB[:, None, None] * normalized
+        if mean_square := float(np.mean(np.square(levels), dtype=np.float64)):
+            psnr_db[label] = 10 * math.log10(255**2 / mean_square)
+    return psnr_db
+
+
 def _by_id(batch: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Sort a batch by its ids; of a larger one than the other, take the other's images first."""
     is_extra = np.zeros(len(batch["sample_id"]), bool)
@@ -154,7 +202,8 @@ def _averages(preprocessor: Preprocessor) -> bool:
 
 def _scaled(settings: Settings) -> str:
     """Name how the stored pixels differ from the originals; a finished sample's do not."""
-    return settings.storage_format if settings.storage_format in (RESIZED, PIXELS) else ""
+    scaled = (RESIZED, PIXELS, SMALL, YUV420)
+    return settings.storage_format if settings.storage_format in scaled else ""
 
 
 def check_batch_fits(settings: Settings) -> None:

@@ -31,10 +31,11 @@ from labkit.files import bar, whole_folder, write_whole
 from labkit.machine import hardware
 from labkit.machine.media import check_room, skip_unwritable
 from labkit.parts.decoding import DECODERS
-from labkit.parts.packing import JPEG, PACKINGS, PIXELS, SAMPLE
+from labkit.parts.packing import JPEG, PACKINGS, PIXELS, SAMPLE, SMALL, YUV420
 from labkit.parts.packing.manifest import read_manifest
-from labkit.parts.packing.packs import encode
+from labkit.parts.packing.packs import encode, shorter_side_px
 from labkit.parts.packing.remote import download, place
+from labkit.parts.packing.yuv420 import to_yuv420
 from labkit.parts.preprocessing import PREPROCESSORS
 from labkit.resolve import open_data, open_reader, own_parts, register, stored_folder
 from labkit.settings import Settings, pick
@@ -44,7 +45,11 @@ Stored = tuple[str, Content, Annotation]
 
 COST = "cost.json"  # file of a pack with the cost of making it
 # Storage format -> what is stored for an image that cannot be read; no bytes in other formats.
-UNREADABLE: dict[str, Content] = {PIXELS: np.zeros((0, 0, 3), np.uint8), SAMPLE: {}}
+UNREADABLE: dict[str, Content] = {
+    PIXELS: np.zeros((0, 0, 3), np.uint8),
+    SAMPLE: {},
+    YUV420: to_yuv420(np.zeros((0, 0, 3), np.uint8)),
+}
 
 
 # --- what is done to an image ---------------------------------------------------------------
@@ -99,7 +104,15 @@ class Converter:
             )
             arrays = PREPROCESSORS[settings.preprocessor](sample, settings.input_px)
             return reader.name(i), arrays, annotation
-        smaller, annotation = scale(image_rgb, annotation, settings.input_px)
+        px = shorter_side_px(settings.storage_format, settings.input_px)
+        smaller, annotation = scale(image_rgb, annotation, px)
+        if settings.storage_format in (SMALL, YUV420) and smaller is not image_rgb:
+            # Random crops are drawn from it, and are then the same as of the original.
+            annotation = replace(annotation, size_px=image_rgb.shape[1::-1])
+        if settings.storage_format == YUV420:
+            return reader.name(i), to_yuv420(smaller), annotation
+        if settings.storage_format == SMALL and smaller is image_rgb:
+            return reader.name(i), content, annotation  # it is small enough as it is
         content = smaller if settings.storage_format == PIXELS else encode_jpeg(smaller)
         return reader.name(i), content, annotation
 

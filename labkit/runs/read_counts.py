@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from labkit.contracts import Skip
+from labkit.contracts import Content, Skip
 from labkit.machine import procfs
 from labkit.pipeline import Source, open_loader
 from labkit.records import ReadCounts
@@ -94,7 +94,7 @@ def count_reads(
     asked, calls = _calls(), _calls()  # their difference is the cost of asking
     opened = _watch_opens()
     for i in ids:
-        reader.read(i)
+        _use(reader.read(i)[0])
     calls_after, requests_after, images = _calls(), _requests(paths), len(ids)
     counted: dict[str, Any] = {
         "images": images,
@@ -121,12 +121,18 @@ def _bytes_per_s(source: Source, settings: Settings) -> float | None:
     source.parts.storage.enter()
     read_bytes, start_s = 0, time.perf_counter()
     for i in np.sort(source.order.image_ids).tolist():
-        source.reader.read(i)
+        _use(source.reader.read(i)[0])
         read_bytes += int(source.reader.image_bytes[i])
         took_s = time.perf_counter() - start_s
         if took_s > 1.0:
             break
     return read_bytes / took_s
+
+
+def _use(content: Content) -> None:
+    """Read all of an image: of a mapped file, nothing is read before its bytes are used."""
+    if not isinstance(content, bytes | dict):
+        np.asarray(content).max(initial=0)
 
 
 def _make_cold(source: Source, settings: Settings) -> bool:

@@ -41,6 +41,7 @@ JOBS = {
     "gpu_rate": "labkit.runs.calibration",
     "find_bad_images": "labkit.runs.check_images",
     "compare_work": "labkit.runs.check_equal_work",
+    "measure_psnr": "labkit.runs.check_equal_work",
     "check_rates": "labkit.runs.check_simulated",
     "check_link": "labkit.runs.check_simulated",
     "free_loader_utilization": "labkit.runs.check_simulated",

@@ -32,6 +32,10 @@ def fake_run(times, *, mode="quick", blocks=3, **changes):
         ({"subset": "first"}, "it trains on other images or in another order"),
         ({"prefetcher": "both_as_published"}, "it leaves out a step of each epoch"),
         ({"decoder": "gray"}, "its decoder's pixels differ by design"),
+        (
+            {"packing": "mapped", "storage_format": "yuv420"},
+            "its images are stored with fewer pixels",
+        ),
         ({"report_every": 10}, "its loop does more than the baseline's, so its time is noise"),
         ({"loader": "resident"}, None),
         ({"step": "nothing"}, None),

@@ -98,11 +98,10 @@ def pack(pack_s, size_bytes=100_000_000):
     return {"folder": "packs/x", "images": 1000, "bytes": size_bytes, "pack_s": pack_s}
 
 
-def costs(times, packs, *, mode="full", blocks=10, noise=0.002):
+def costs(times, packs, *, mode="full", blocks=10, noise=0.002, **more):
     """The baseline takes 2 s for two epochs of 100 images: 10 s for an epoch of all images."""
-    info = fake_info(
-        list(times), mode=mode, blocks=blocks, data=DATA, costs=packs, calibration={"images": 100}
-    )
+    known = {"data": DATA, "costs": packs, "calibration": {"images": 100}, **more}
+    info = fake_info(list(times), mode=mode, blocks=blocks, **known)
     trials = fake_trials(times, blocks=blocks, noise=noise, drift=0)
     return made(info, trials).findings()
 
@@ -132,6 +131,15 @@ def test_what_gains_nothing_is_never_earned_back(time, more):
     both = found["What storing costs"].data.loc["both"]
     assert both["earned_back_epochs"] is None or math.isnan(both["earned_back_epochs"])
     assert both["made_s"] == 7.0
+
+
+def test_pixels_that_differ_by_design_have_their_distance_beside_their_cost():
+    times, packs = {"original": 1.0, "both": 0.8}, {"both": pack(7.0)}
+    assert "psnr_db" not in costs(times, packs)["What storing costs"].data
+    table = costs(times, packs, psnr_db={"both": 31.4})["What storing costs"]
+    assert table.data.loc["both", "psnr_db"] == 31.4
+    assert math.isnan(table.data.loc["original", "psnr_db"])
+    assert any(note.startswith("psnr_db is the peak signal-to-noise ratio") for note in table.notes)
 
 
 def test_where_all_read_the_data_as_it_is_there_is_no_table():

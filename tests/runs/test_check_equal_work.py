@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import asdict, replace
 
+import numpy as np
 import pytest
 from small import completed
 
@@ -13,7 +15,10 @@ from labkit.machine import hardware
 from labkit.parts.decoding import DECODERS, Decoder
 from labkit.parts.loading import LOADERS, load_with_torch
 from labkit.parts.preprocessing import PREPROCESSORS
-from labkit.runs.check_equal_work import compare_work
+from labkit.pipeline import first_batch
+from labkit.resolve import resolve
+from labkit.runs.check_equal_work import compare_work, measure_psnr
+from labkit.runs.packs import ensure_pack
 
 
 def settings(data, **changes):
@@ -73,6 +78,8 @@ def test_the_steps_of_the_textbook_do_the_same_work_and_other_crops_do_not(photo
     }
     steps = lab.experiment("textbook", **chosen).settings
     variants = {label: completed(**asdict(step)) for label, step in steps.items()}
+    for each in variants.values():
+        ensure_pack(each, jobs=1)
     assert compare_work(variants, "textbook") == dict.fromkeys(variants, ("ok", ""))
     part = PREPROCESSORS["classification_crop"]
 
@@ -85,6 +92,43 @@ def test_the_steps_of_the_textbook_do_the_same_work_and_other_crops_do_not(photo
     status, reason = compare_work(variants, "textbook")["with OpenCV"]
     assert status == "failed"
     assert "not the same work as textbook: image must differ" in reason
+
+
+@pytest.mark.parametrize(("packing", "stored"), [("raw", "small"), ("mapped", "yuv420")])
+def test_other_crops_of_what_is_stored_for_crops_are_not_the_same_work(
+    packing, stored, photos, monkeypatch
+):
+    chosen = {"preprocessor": "classification_crop", "input_px": 128}
+    original = replace(settings(photos), **chosen)
+    changed = replace(original, packing=packing, storage_format=stored)
+    ensure_pack(changed, jobs=1)
+    variants = {"original": original, "stored": changed}
+    assert compare_work(variants, "original") == dict.fromkeys(variants, ("ok", ""))
+    part = PREPROCESSORS["classification_crop"]
+    other = replace(part, function=lambda sample, px: part(replace(sample, epoch=9), px))
+    monkeypatch.setitem(PREPROCESSORS, "other", other)
+    status, reason = compare_work(
+        {**variants, "stored": replace(changed, preprocessor="other")}, "original"
+    )["stored"]
+    assert status == "failed"
+    assert "not the same work as original: image must differ" in reason
+
+
+# --- how far pixels are apart -------------------------------------------------------------------
+
+
+def test_the_distance_of_pixels_is_measured_against_the_baseline(photos):
+    whole = settings(photos)
+    variants = {"whole": whole, "again": replace(whole, loader="threads")}
+    assert measure_psnr(variants, "whole") == {}
+    variants["scaled"] = replace(whole, decoder="simplejpeg_scaled")
+    variants["scaled, too"] = variants["scaled"]
+    psnr_db = measure_psnr(variants, "whole")
+    batches = [first_batch(resolve(variants[label]), frozenset()) for label in ("whole", "scaled")]
+    std = np.array([0.229, 0.224, 0.225], np.float32)[:, None, None]
+    apart = (batches[0]["image"] - batches[1]["image"]) * std  # of pixels in 0 to 1
+    expected = -10 * math.log10(np.mean(apart.astype(float) ** 2))
+    assert psnr_db == {"scaled": pytest.approx(expected), "scaled, too": pytest.approx(expected)}
 
 
 def test_pillow_and_opencv_may_average_a_crop_differently(photos):

@@ -6,15 +6,21 @@ import shutil
 import signal
 import sys
 
+import numpy as np
 import pytest
+from jpegs import encode, exif, with_segment
 from kernel import needs_fork
+from PIL import Image
+from small import completed
 
 import labkit as lab
 from data_scripts.pack_dataset import main
 from labkit.contracts import Cancelled, Skip
+from labkit.jpeg import read_size_px
 from labkit.parts.packing import PACKINGS
 from labkit.parts.preprocessing import Preprocessor
-from labkit.resolve import complete_here, resolve, stored_folder
+from labkit.pipeline import first_batch
+from labkit.resolve import complete_here, open_reader, resolve, stored_folder
 from labkit.runs import packs
 from labkit.runs.packs import ensure_pack
 from labkit.settings import Settings
@@ -123,6 +129,100 @@ def test_a_pack_that_is_damaged_is_made_again(data, name):
     make(settings, say=sentences.append)
     assert "is damaged: " in sentences[0]
     assert contents(stored_folder(settings)) == before
+
+
+# --- stored for random crops ------------------------------------------------------------------
+
+FOR_CROPS = {"small": "raw", "yuv420": "mapped"}
+
+
+@pytest.fixture
+def odd_data(photos, tmp_path):
+    """A tree of photographs of all kinds: large, odd, small, gray, and with an EXIF orientation."""
+    folder = tmp_path / "odd"
+    folder.mkdir()
+    large = sorted((photos / "images").iterdir())[:2]
+    for number, path in enumerate(large):
+        (folder / f"large{number}.jpg").write_bytes(path.read_bytes())
+    image = Image.open(large[0])
+    images = {
+        "odd": encode(image.resize((331, 207))),
+        "small": encode(image.resize((53, 37))),
+        "gray": encode(image.convert("L")),
+        "turned": with_segment(encode(image.resize((160, 400))), 0xE1, exif(6)),
+    }
+    for name, jpeg in images.items():
+        (folder / f"{name}.jpg").write_bytes(jpeg)
+    return folder
+
+
+def for_crops(data, stored="jpeg", **more):
+    chosen = {"preprocessor": "classification_crop", "decoder": "simplejpeg", "device": "cpu"}
+    how = {"packing": FOR_CROPS.get(stored, "folder"), "storage_format": stored}
+    return completed(data=str(data), batch_size=6, **{"input_px": 96, **chosen, **how, **more})
+
+
+def first_images(settings):
+    make(settings)
+    return first_batch(resolve(settings), frozenset())["image"]
+
+
+def psnr_db(images, wanted):
+    """Of each image, normalized pixels span about 4.6."""
+    squares = np.square(images - wanted).mean(axis=(1, 2, 3))
+    return 10 * np.log10(4.6**2 / np.maximum(squares, 1e-9))
+
+
+@pytest.mark.parametrize("stored", FOR_CROPS)
+def test_what_is_stored_for_random_crops_gives_the_crops_of_the_original(stored, odd_data):
+    wanted = first_images(for_crops(odd_data))
+    images = first_images(for_crops(odd_data, stored))
+    assert psnr_db(images, wanted).min() > 24
+    mirrored = images[..., ::-1]
+    assert psnr_db(mirrored, wanted).max() < psnr_db(images, wanted).min()
+    # Whole images, by a preprocessor that takes no parts.
+    how = {"preprocessor": "classification"}
+    wanted, images = (first_images(for_crops(odd_data, kind, **how)) for kind in ("jpeg", stored))
+    assert psnr_db(images, wanted).min() > 20
+
+
+def test_a_store_for_crops_has_the_size_that_crops_need_and_keeps_smaller_images(odd_data):
+    reader = resolve(for_crops(odd_data)).reader
+    for stored in FOR_CROPS:
+        settings = for_crops(odd_data, stored)
+        make(settings)
+        pack = resolve(settings).reader
+        for i in range(len(pack)):
+            content, boxes = pack.read(i)
+            width, height = read_size_px(reader.read(i)[0])
+            if stored == "small":
+                sides = read_size_px(content)
+            else:
+                sides = content.shape[1::-1]
+            is_smaller = min(width, height) > 110  # 8/7 of 96, rounded up
+            assert min(sides) == (110 if is_smaller else min(width, height))
+            assert boxes.size_px == ((width, height) if is_smaller else None)
+            if stored == "small" and not is_smaller:
+                assert content == reader.read(i)[0]
+
+
+@pytest.mark.parametrize("stored", FOR_CROPS)
+def test_a_store_for_crops_that_is_damaged_or_of_other_data_is_made_again(stored, odd_data):
+    settings, sentences = for_crops(odd_data, stored), []
+    make(settings)
+    file = stored_folder(settings) / "images.raw"
+    before = file.read_bytes()
+    file.write_bytes(before[:-1])
+    make(settings, say=sentences.append)
+    assert "is damaged: " in sentences[0]
+    assert file.read_bytes() == before
+    file.write_bytes(before[:-1] + bytes([before[-1] ^ 1]))
+    open_reader.cache_clear()
+    (line,) = resolve(settings).reader.verify(range(6))
+    assert "must have CRC-32" in line
+    (odd_data / "gray.jpg").unlink()
+    assert make(settings, say=sentences.append)["images"] == 5
+    assert "of other data, or made otherwise: it is made again" in sentences[2]
 
 
 def test_too_little_room_is_said_with_numbers_before_anything_is_written(

@@ -42,10 +42,11 @@ def test_a_folder_opens_a_file_per_image_and_a_pack_none(photos):
     assert count_reads(settings(photos, packing="tfrecord"))["calls"] == 1
 
 
-def test_reading_a_cold_pack_asks_the_disk(photos):
+@pytest.mark.parametrize(("packing", "stored"), [("raw", "jpeg"), ("mapped", "yuv420")])
+def test_reading_a_cold_pack_asks_the_disk(packing, stored, photos):
     if reason := why_not_evicted(photos.parent) or why_no_device(photos):
         pytest.skip(reason)
-    packed = settings(photos, packing="raw")
+    packed = settings(photos, packing=packing, storage_format=stored)
     ensure_pack(packed)
     found = count_reads(packed)
     # Only from below: those of all other processes count, too.

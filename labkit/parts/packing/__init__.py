@@ -16,7 +16,16 @@ from pathlib import Path
 from labkit.contracts import Chosen, Reader
 from labkit.parts.packing.folder import open_folder, write_folder
 from labkit.parts.packing.formats import FORMATS
-from labkit.parts.packing.packs import JPEG, PIXELS, RESIZED, SAMPLE, open_pack, write_pack
+from labkit.parts.packing.packs import (
+    JPEG,
+    PIXELS,
+    RESIZED,
+    SAMPLE,
+    SMALL,
+    YUV420,
+    open_pack,
+    write_pack,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +38,7 @@ class Packing:
     write: Callable[..., None]
     """(samples, folder, *, images, about) writes (name, content, boxes) triples into an empty
     folder; see `packs.write_pack` for the arguments."""
-    stores: tuple[str, ...] = (JPEG, RESIZED, PIXELS, SAMPLE)
+    stores: tuple[str, ...] = (JPEG, RESIZED, PIXELS, SAMPLE, SMALL, YUV420)
     """What it can store of an image; see `packs`."""
 
     def why_not(self, chosen: Chosen) -> str:

@@ -65,7 +65,12 @@ class Listing:
         return Annotation(
             boxes_xyxy=self.boxes_xyxy[first:end].copy(),
             category_ids=self.category_ids[first:end].copy(),
+            size_px=self.original_size_px(i),
         )
+
+    def original_size_px(self, i: int) -> tuple[int, int] | None:
+        """Return width and height of an image's original; None where it is stored as it was."""
+        return None
 
     @classmethod
     def of_names(cls, names: Iterable[str], **boxes: np.ndarray) -> Self:

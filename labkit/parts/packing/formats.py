@@ -9,6 +9,7 @@ to use a file that its parent opened; the other files may be read on after a for
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import struct
 import threading
@@ -26,7 +27,9 @@ import numpy as np
 
 Records = Iterable[tuple[str, bytes]]
 """(name, bytes) of each image, in order."""
-Read = Callable[[int], bytes]
+Record = bytes | memoryview
+"""Bytes of an image, in a mapped file or copied."""
+Read = Callable[[int], Record]
 """Returns a record by its number."""
 
 
@@ -75,6 +78,26 @@ def open_raw(files: Sequence[Path], spans: np.ndarray) -> Iterator[Read]:
 
     with files[0].open("rb", buffering=0) as file:
         yield read
+
+
+# --- mapped: the same file, mapped into memory ------------------------------------------------
+
+
+@contextmanager
+def open_mapped(files: Sequence[Path], spans: np.ndarray) -> Iterator[Read]:
+    """Map the file into memory: nothing is copied, and only what is used of a record is read.
+
+    Page faults hold the interpreter lock only where Python code causes them; OpenCV releases it.
+    """
+    with files[0].open("rb") as file:
+        # It stays mapped for as long as a record is used.
+        content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+    def read(i: int) -> Record:
+        start, end = map(int, spans[i])
+        return content[start:end]
+
+    yield read
 
 
 # --- pth: torch's own file with a list of uint8 tensors ----------------------------------------
@@ -310,6 +333,7 @@ def _read_at(file: BinaryIO, at: int, size_bytes: int) -> bytes:
 
 FORMATS = (
     Format(name="raw", write=write_raw, open=open_raw),
+    Format(name="mapped", write=write_raw, open=open_mapped),
     Format(name="pth", write=write_pth, open=open_pth),
     Format(name="hdf5", write=write_hdf5, open=open_hdf5, needs="h5py"),
     Format(name="lmdb", write=write_lmdb, open=open_lmdb, needs="lmdb"),

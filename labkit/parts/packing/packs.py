@@ -13,7 +13,7 @@ import zlib
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,9 @@ from labkit import install
 from labkit.contracts import Annotation, Content, Skip, open_library
 from labkit.files import write_whole
 from labkit.parts.packing.boxes import Listing
-from labkit.parts.packing.formats import Format, Read
+from labkit.parts.packing.formats import Format, Read, Record
 from labkit.parts.packing.manifest import MANIFEST, difference, read_manifest, sha256
+from labkit.parts.packing.yuv420 import Yuv420Image
 
 # Format history of a pack's manifest.json
 #   1  shards with an index each
@@ -37,31 +38,51 @@ AGAIN = "pack the data again"
 #   jpeg, resized   a JPEG file                       bytes
 #   pixels          (H, W, 3) uint8 RGB               array
 #   sample          a preprocessor's arrays by name   dict, in a record as safetensors
+#   small           a JPEG file for random crops      bytes
+#   yuv420          planes for random crops           Yuv420Image
 # Nothing is unpickled, as a pack may come from anyone.
 JPEG, RESIZED, PIXELS, SAMPLE = "jpeg", "resized", "pixels", "sample"
+SMALL, YUV420 = "small", "yuv420"
+
+
+def shorter_side_px(stored: str, input_px: int) -> int:
+    """Return how long the shorter side of a stored image is at most.
+
+    Args:
+        stored: what is stored of it, other than its file.
+        input_px: side of the model's square input.
+
+    Returns:
+        `input_px`; of what random crops are taken from, 8/7 of it: 256 for 224, the sides to which
+        ImageNet's images are usually scaled.
+    """
+    return -(-input_px * 8 // 7) if stored in (SMALL, YUV420) else input_px
 
 
 # --- records --------------------------------------------------------------------------------
 
 
 def encode(content: Content) -> tuple[bytes, tuple[int, int]]:
-    """Return content as a record, and (height, width) of pixels, else (0, 0)."""
+    """Return content as a record, and (height, width) of pixels and planes, else (0, 0)."""
     if isinstance(content, dict):
         save = _open_library("safetensors.numpy").save
         # Not ascontiguousarray, which gives a single number an axis.
         return save({name: np.asarray(a, order="C") for name, a in content.items()}), (0, 0)
     if isinstance(content, np.ndarray):
         return content.tobytes(), content.shape[:2]
-    return bytes(content), (0, 0)
+    if isinstance(content, Yuv420Image):
+        return content.planes.tobytes(), content.shape[:2]
+    jpeg: Any = content
+    return bytes(jpeg), (0, 0)
 
 
-def decode(record: bytes, stored: str, height_width: np.ndarray) -> Content:
+def decode(record: Record, stored: str, height_width: np.ndarray) -> Content:
     """Return a record as content.
 
     Args:
         record: from `encode`.
-        stored: jpeg, resized, pixels or sample.
-        height_width: (2,) of pixels.
+        stored: jpeg, resized, pixels, sample, small or yuv420.
+        height_width: (2,) of pixels and planes.
 
     Raises:
         ValueError: it is not such a record.
@@ -69,13 +90,15 @@ def decode(record: bytes, stored: str, height_width: np.ndarray) -> Content:
     if stored == PIXELS:
         height, width = map(int, height_width)
         return np.frombuffer(record, np.uint8).reshape(height, width, 3)
+    if stored == YUV420:
+        return Yuv420Image(np.frombuffer(record, np.uint8), *map(int, height_width))
     if stored == SAMPLE:
         load = _open_library("safetensors.numpy").load
         try:
-            return load(record)
+            return load(bytes(record))
         except Exception as error:  # the library has errors of its own
             raise ValueError(f"sample must be in safetensors' format, got {error}") from error
-    return record  # a JPEG, which decoders check
+    return bytes(record)  # a JPEG, which decoders check
 
 
 # --- writing --------------------------------------------------------------------------------
@@ -107,6 +130,7 @@ def write_pack(
     names: list[str] = []
     sizes, checksums, heights_widths, boxes = array("q"), array("q"), array("q"), array("q", [0])
     boxes_xyxy, category_ids = bytearray(), bytearray()
+    original_sizes = array("q")
 
     def records() -> Iterator[tuple[str, bytes]]:
         for name, content, annotation in samples:
@@ -118,6 +142,7 @@ def write_pack(
             boxes.append(boxes[-1] + len(annotation.category_ids))
             boxes_xyxy.extend(np.asarray(annotation.boxes_xyxy, np.float32).tobytes())
             category_ids.extend(np.asarray(annotation.category_ids, np.int64).tobytes())
+            original_sizes.extend(annotation.size_px or (0, 0))
             yield name, record
 
     spans = format.write(folder, images, records())
@@ -135,6 +160,7 @@ def write_pack(
         checksums=np.array(checksums, np.uint32),
         heights_widths=np.array(heights_widths, np.int32).reshape(-1, 2),
         spans=np.empty((0, 0), np.int64) if spans is None else spans,
+        original_sizes=np.array(original_sizes, np.int32).reshape(-1, 2),
     )
     index = (folder / INDEX).read_bytes()
     manifest = {
@@ -161,9 +187,19 @@ class Index(Listing):
     checksums: np.ndarray
     """(N,) uint32, its CRC-32."""
     heights_widths: np.ndarray
-    """(N, 2) int32 pixels of stored pixels, else 0."""
+    """(N, 2) int32 pixels of stored pixels and planes, else 0."""
     spans: np.ndarray
     """What the format returned when it wrote."""
+    original_sizes: np.ndarray = field(default_factory=lambda: np.zeros((0, 2), np.int32))
+    """(N, 2) int32 width and height of the originals, 0 where the images are stored as they were;
+    packs of earlier versions have none."""
+
+    def original_size_px(self, i: int) -> tuple[int, int] | None:
+        """Return width and height of an image's original; None where it is stored as it was."""
+        if not len(self.original_sizes):
+            return None
+        width, height = self.original_sizes[i].tolist()
+        return (width, height) if width else None
 
 
 class PackReader:
@@ -248,7 +284,7 @@ class PackReader:
                 lines.append(f"{self.where(i)} must have CRC-32 {wanted:08x}, got {got:08x}")
         return lines
 
-    def _record(self, i: int) -> bytes:
+    def _record(self, i: int) -> Record:
         try:
             opened = self._opened or self._open()  # held: another thread may replace it
             return opened[1](i)

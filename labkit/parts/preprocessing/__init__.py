@@ -56,6 +56,8 @@ class Preprocessor(Part):
     """The same work in numbers, for loaders that preprocess themselves; None: they cannot."""
     in_pillow: bool = False
     """It also takes an image as Pillow decoded it, and not as an array."""
+    in_parts: bool = False
+    """It also takes an `ImageInParts`, as it uses one rectangle of the image's pixels."""
     crop: Callable[[tuple[int, int, int], int, int], tuple[int, int, int, int, bool]] | None = None
     """The part of the image that it takes, as of `draw_crop`; None: all of it."""
 
@@ -89,9 +91,15 @@ PREPROCESSORS: dict[str, Preprocessor] = {
     "classification_pillow": Preprocessor(
         classification_pillow, batch="classifier", in_pillow=True
     ),
-    "classification_crop": Preprocessor(classification_crop, batch="classifier", crop=draw_crop),
+    "classification_crop": Preprocessor(
+        classification_crop, batch="classifier", in_parts=True, crop=draw_crop
+    ),
     "classification_crop_on_device": Preprocessor(
-        classification_crop_on_device, normalize_on_device, batch="classifier", crop=draw_crop
+        classification_crop_on_device,
+        normalize_on_device,
+        batch="classifier",
+        in_parts=True,
+        crop=draw_crop,
     ),
     "classification_crop_pillow": Preprocessor(
         classification_crop_pillow, batch="classifier", in_pillow=True, crop=draw_crop

@@ -157,7 +157,8 @@ def _label(annotation: Annotation) -> int:
     boxes = annotation.boxes_xyxy
     if len(boxes) == 0:
         return 0
-    largest = np.argmax(np.prod(boxes[:, 2:] - boxes[:, :2], axis=1))
+    widths, heights = (boxes[:, 2:] - boxes[:, :2]).T
+    largest = np.argmax(widths * heights)
     return class_of(int(annotation.category_ids[largest]))
 
 

@@ -4,8 +4,9 @@
     image ─────────────────────────────────────┴> crop -> resize -> flip -> 0..1 -> mean/std
 
 The draws depend on nothing else, so all three preprocessors, and every decoder, deliver the same
-crops. All average the pixels of a crop that is larger than the output: Pillow with weights that
-fall off to both sides, as torchvision does, OpenCV with equal ones.
+crops.  Pillow averages the pixels of a crop that is larger than the output, with weights that fall
+off to both sides, as torchvision does.  OpenCV's linear filter reads four pixels: of a crop up to
+twice the output it leaves none out, in a fifth of the time of an average; larger ones it averages.
 Source: pytorch/examples, imagenet/main.py; torchvision.transforms, RandomResizedCrop.
 """
 
@@ -15,6 +16,9 @@ import numpy as np
 
 from labkit.contracts import Sample
 from labkit.parts.preprocessing.classification import as_pillow, finish, numbers
+
+# Of the sides of a crop, whose logarithm is drawn.
+LOG_RATIOS = float(np.log(3 / 4)), float(np.log(4 / 3))
 
 
 def draw_crop(
@@ -40,7 +44,7 @@ def draw_crop(
     flipped = bool(rng.random() < 0.5)
     for _ in range(10):
         area = width * height * rng.uniform(0.08, 1)
-        ratio = np.exp(rng.uniform(np.log(3 / 4), np.log(4 / 3)))
+        ratio = np.exp(rng.uniform(*LOG_RATIOS))
         wide, high = round(np.sqrt(area * ratio)), round(np.sqrt(area / ratio))
         if 0 < wide <= width and 0 < high <= height:
             left, top = rng.integers(width - wide + 1), rng.integers(height - high + 1)
@@ -101,9 +105,7 @@ def _crop_and_resize(sample: Sample, input_px: int) -> np.ndarray:
     height, width = sample.image_rgb.shape[:2]
     (left, top, right, bottom), flipped = _crop_of(sample, width, height)
     part = sample.image_rgb[top:bottom, left:right]
-    # INTER_AREA averages; it is for shrinking only, and enlarges in steps.
-    shrinks = min(part.shape[:2]) >= input_px
-    how = cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR
+    how = cv2.INTER_AREA if max(part.shape[:2]) > 2 * input_px else cv2.INTER_LINEAR
     resized = cv2.resize(part, (input_px, input_px), interpolation=how)
     return cv2.flip(resized, 1) if flipped else resized
 

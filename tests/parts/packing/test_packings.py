@@ -6,6 +6,7 @@ import os
 import pickle
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import cv2
@@ -15,8 +16,9 @@ import torch
 
 from labkit.contracts import Annotation, Skip
 from labkit.files import whole_folder
-from labkit.parts.packing import JPEG, PACKINGS, PIXELS, SAMPLE
+from labkit.parts.packing import JPEG, PACKINGS, PIXELS, SAMPLE, YUV420
 from labkit.parts.packing.manifest import MANIFEST, read_manifest, sha256
+from labkit.parts.packing.yuv420 import Yuv420Image, to_yuv420
 from tests.processes import PATIENCE_S
 
 FORMATS = [name for name in PACKINGS if name != "folder"]
@@ -31,6 +33,8 @@ def content(stored, rng, height, width):
     pixels = rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
     if stored == PIXELS:
         return pixels
+    if stored == YUV420:
+        return to_yuv420(pixels)
     if stored == SAMPLE:
         return {
             "image": np.float32(pixels).transpose(2, 0, 1),  # not in C order
@@ -68,6 +72,9 @@ def assert_same(found, wanted):
         assert set(found) == set(wanted)
         for name, array in wanted.items():
             assert_same(found[name], array)
+    elif isinstance(wanted, Yuv420Image):
+        assert found.shape == wanted.shape
+        assert np.array_equal(found.planes, wanted.planes)
     elif isinstance(wanted, np.ndarray):
         assert (found.dtype, found.shape) == (wanted.dtype, wanted.shape)
         assert np.array_equal(found, wanted)
@@ -101,6 +108,40 @@ def test_what_is_written_is_read_back_whoever_reads(packing, stored, tmp_path):
     files = {path for i in range(20) for path in reader.files_of([i])}
     assert files == set(reader.paths)
     assert all(path.is_file() for path in (*reader.paths, *reader.companions))
+
+
+@pytest.mark.parametrize("packing", FORMATS)
+def test_a_pack_keeps_the_size_of_an_original_that_was_larger(packing, tmp_path):
+    samples = some_samples()
+    name, jpeg, boxes = samples[2]
+    samples[2] = name, jpeg, replace(boxes, size_px=(640, 480))
+    reader = write(packing, tmp_path / "data", samples)
+    for boxes in (reader.annotation(2), reader.read(2)[1]):
+        assert boxes.size_px == (640, 480)
+    assert reader.annotation(1).size_px is None
+
+
+def test_a_pack_of_an_earlier_version_knows_no_originals(tmp_path):
+    samples = some_samples()
+    reader = write("raw", tmp_path / "data", samples)
+    (index, manifest) = reader.companions
+    with np.load(index) as arrays:
+        np.savez(index, **{name: a for name, a in arrays.items() if name != "original_sizes"})
+    stored = json.loads(manifest.read_text())
+    content = index.read_bytes()
+    stored["files"]["index.npz"] = {"bytes": len(content), "sha256": sha256(content)}
+    manifest.write_text(json.dumps(stored))
+    assert_gives(PACKINGS["raw"].open(tmp_path / "data"), samples)
+
+
+def test_a_mapped_record_can_be_used_after_its_pack_was_closed(tmp_path):
+    samples = some_samples(YUV420)
+    reader = write("mapped", tmp_path / "data", samples, YUV420)
+    image, _ = reader.read(3)
+    assert not image.planes.flags.owndata and not image.planes.flags.writeable
+    reader.close()
+    assert_same(image, samples[3][1])
+    assert_gives(reader, samples)
 
 
 def change(file, old, new):
