@@ -63,6 +63,7 @@ DECODE = {
     "simplejpeg": "simplejpeg",
     "simplejpeg_scaled": "simplejpeg, scaled",
     "kornia_rs": "kornia-rs",
+    "torchcodec": "torchcodec",
     "torchvision": "torchvision",
 }
 WORKERS_NORMALIZE, DEVICE_NORMALIZES = "normalized by the workers", "normalized by the device"
@@ -78,11 +79,15 @@ SAMPLES = {
     "classification_crop": ("random crop", WORKERS_NORMALIZE),
     "classification_crop_on_device": ("random crop", DEVICE_NORMALIZES),
     "classification_crop_pillow": ("random crop, in Pillow", WORKERS_NORMALIZE),
+    "classification_crop_v2": ("random crop, torchvision v2", WORKERS_NORMALIZE),
 }
 PROCESSES, THREADS, AND_A_THREAD = "worker processes", "threads", " and a thread"
 LOAD = {
     "torch": PROCESSES,
     "torch_iterable": PROCESSES,
+    "torch_by_batch": PROCESSES,
+    "torch_any_order": PROCESSES,
+    "torch_file_system": PROCESSES,
     "resident": PROCESSES,
     "threads": THREADS,
 }
@@ -107,6 +112,12 @@ SENTENCES: dict[str, dict[str, str]] = {
         "resident": "The run repeated one batch in memory, this program loads all of them.",
         "torch_iterable": "The run's data set was iterable-style; this one delivers the same "
         "batches.",
+        "torch_by_batch": "The run asked its data set for whole batches, by __getitems__; this one "
+        "delivers the same, sample by sample.",
+        "torch_any_order": "The run took batches as they got ready: pass in_order=False to "
+        "DataLoader for that.",
+        "torch_file_system": "The run's workers shared batches by the names of files: for that, "
+        "call torch.multiprocessing.set_sharing_strategy('file_system') before DataLoader.",
     },
     "metrics": {"loops": "The run counted its metrics in loops, this program on the device."},
     "loss": {
@@ -348,6 +359,8 @@ def _differences(run: StoredRun, settings: Settings) -> Iterator[str]:
         )
     if run.info.data.boxes != "coco":
         yield "A label is the number of an image's folder; the run, without boxes, made labels up."
+    if settings.compile_model:
+        yield "The run compiled its model: write model = torch.compile(model) below."
     if settings.storage != Settings.storage:
         yield f"The run read from storage {settings.storage!r}, this program reads from FOLDER."
     if settings.report_every and settings.report_to.removesuffix(IN_THREAD) not in LOG_HANDLERS:

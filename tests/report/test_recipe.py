@@ -561,6 +561,9 @@ def test_the_comments_give_the_gain_and_its_conditions():
         ({"jitter_ms": 40}, "Samples: each up to 40 ms late"),
         ({"loader": "resident"}, "It does only part of the baseline's work"),
         ({"loader": "torch_iterable"}, "iterable-style; this one delivers the same batches"),
+        ({"loader": "torch_by_batch"}, "delivers the same, sample by sample"),
+        ({"loader": "torch_any_order"}, "pass in_order=False to DataLoader for that"),
+        ({"loader": "torch_file_system"}, "set_sharing_strategy('file_system')"),
         (
             {"preprocessor": "loops", "loss": "loops"},
             "The run's loss was 'loops'; the program's is a placeholder.",
