@@ -21,7 +21,9 @@ import lmdb
 import numpy as np
 import safetensors.numpy
 import torch
+import torchcodec.decoders
 import torchvision
+import torchvision.transforms.v2.functional as v2
 from PIL import Image
 from torch.utils.data import Dataset
 from tqdm import tqdm
@@ -140,6 +142,13 @@ def decode(jpeg):
     return kornia_rs.io.decode_image_jpegturbo(jpeg, "rgb")
 
 
+# --- decode: torchcodec ---
+def decode(jpeg):
+    """Decode a JPEG to (H, W, 3) uint8 RGB, turned as its EXIF orientation asks."""
+    planes = torchcodec.decoders.decode_jpeg(jpeg)
+    return np.ascontiguousarray(planes.permute(1, 2, 0).numpy())
+
+
 # --- decode: torchvision ---
 def decode(jpeg):
     """Decode a JPEG to (H, W, 3) uint8 RGB."""
@@ -179,6 +188,17 @@ def make_pixels(jpeg, key):
     image = image.crop((left, top, left + wide, top + high))
     image = image.resize((INPUT_PX, INPUT_PX), Image.Resampling.BILINEAR)
     return np.asarray(image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if flipped else image)
+
+
+# --- pixels: random crop, torchvision v2 ---
+def make_pixels(jpeg, key):
+    """Decode an image and resize a random crop, maybe flipped: (INPUT_PX, INPUT_PX, 3) uint8."""
+    image = torch.from_numpy(decode(jpeg)).permute(2, 0, 1)
+    left, top, wide, high, flipped = draw_crop(key, *image.shape[:0:-1])
+    size = [INPUT_PX, INPUT_PX]
+    image = v2.resized_crop(image, top, left, high, wide, size, antialias=True)
+    image = v2.horizontal_flip(image) if flipped else image
+    return image.permute(1, 2, 0).numpy()
 
 
 # --- dataset: finished when it was packed ---
