@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from labkit.machine import hardware
-from labkit.runs.experiment import Experiment
+from labkit.runs.experiment import Experiment, full_only
 from labkit.settings import Settings
 
 
@@ -40,6 +40,9 @@ def textbook(base: Settings) -> Experiment:
             "with simplejpeg, uint8": uint8,
             "with scaled decoding": scaled,
             "with threads": replace(scaled, loader="threads"),
+            **full_only(
+                {"textbook, torchvision v2": replace(pillow, preprocessor="classification_crop_v2")}
+            ),
         },
         source="PyTorch's ImageNet example: Pillow, RandomResizedCrop, flip, normalize in each "
         "worker",
@@ -49,6 +52,8 @@ def textbook(base: Settings) -> Experiment:
             "crop and flip are drawn from seed, epoch and image, so all variants deliver the same",
             "scaled decoding makes an image smaller only where its crop keeps the input's size",
             "Pillow and OpenCV average the pixels of a crop that they shrink",
+            "“textbook, torchvision v2” changes the first variant alone: Pillow decodes, and "
+            "torchvision.transforms.v2 crops, resizes and normalizes tensors",
         ),
     )
 

@@ -12,8 +12,10 @@ import math
 import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
+import sysconfig
 from importlib import metadata
 from pathlib import Path
 
@@ -26,9 +28,9 @@ from labkit.records import UNKNOWN, Provenance
 MACHINE_ID_SHOWN = 6  # letters, enough to tell a few machines apart
 
 # A variant that needs a missing one is skipped.
-OPTIONAL = ("kornia_rs", "torchvision", "tensorflow", "dali")
+OPTIONAL = ("kornia_rs", "torchcodec", "torchvision", "tensorflow", "dali")
 LIBRARIES = (
-    "torch", "numpy", "opencv", "pillow", "simplejpeg", "kornia_rs", "torchvision",
+    "torch", "numpy", "opencv", "pillow", "simplejpeg", "kornia_rs", "torchcodec", "torchvision",
     "prefetch_generator", "tqdm", "tensorflow", "dali", "pandas", "matplotlib",
 )  # fmt: skip
 # Library -> the distributions that may provide it, where they have other names.
@@ -48,6 +50,16 @@ def cores() -> int:
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     quotas = [_cpu_quota(folder) for folder in procfs.cgroup_folders("cpu")]
     return min([usable or 1, *(max(1, math.ceil(quota)) for quota in quotas if quota)])
+
+
+def why_no_compiler() -> str:
+    """Return what torch.compile lacks here to build its code; "" where it can."""
+    compilers = (os.environ.get("CXX", "c++"), "g++", "clang++", "cl")
+    if not any(map(shutil.which, compilers)):
+        return "where no C++ compiler is installed; install g++"
+    if not (Path(sysconfig.get_path("include")) / "Python.h").is_file():
+        return "where Python's headers are not installed; install python3-dev"
+    return ""
 
 
 def _cpu_quota(folder: Path) -> float | None:
