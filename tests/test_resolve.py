@@ -79,7 +79,9 @@ def test_a_model_is_not_compiled_where_nothing_compiles_it(monkeypatch, tmp_path
     settings = completed(compile_model=True, device="cpu")
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
-    message = r"compile_model must be False here, where no C\+\+ compiler is installed; install g\+\+"
+    message = (
+        r"compile_model must be False here, where no C\+\+ compiler is installed; install g\+\+"
+    )
     with pytest.raises(Skip, match=message):
         resolve(settings)
 

@@ -254,7 +254,7 @@ def _loss_that_is_no_number(trial: Trial) -> str:
 def _is_same_data(trial: Trial, other: Trial, a: Facts, b: Facts) -> bool:
     # One batch over and over, or another image last; an epoch of those was compared before timing.
     repeats = a.repeats_one_batch or b.repeats_one_batch
-    names = ("loader", "batch_size")
+    names = ("loader", "batch_size", "num_workers")  # of its own order each may be a part
     reorders = (a.has_own_order or b.has_own_order) and not _are_same(trial, other, names)
     reorders |= a.order_varies or b.order_varies
     is_same_end = a.steps_short == b.steps_short and not repeats and not reorders

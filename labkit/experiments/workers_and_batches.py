@@ -191,8 +191,8 @@ TUTORIAL_STEPS = 16  # of an epoch: 512 samples in batches of 32
 
 @as_experiment(
     "What does each step of PyTorch's own list save on real JPEGs?",
-    source="[005], PyTorch's tutorial: ten times as fast, of which whole batches (__getitems__) 2.9 "
-    "times; its transform sleeps for 5 ms",
+    source="[005], PyTorch's tutorial: ten times as fast, 2.9 times of it by whole batches "
+    "(__getitems__); its transform sleeps for 5 ms",
     notes=(
         "each variant keeps the changes of those above it, but the last two: they change the "
         "loader of “+ data_prefetcher” and not of “+ whole batches”",

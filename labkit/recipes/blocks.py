@@ -29,7 +29,6 @@ from torch.utils.data import Dataset
 from tqdm import tqdm
 
 # --- settings ---
-READAHEAD = True  # a page fault also reads what follows
 MEMORY_FORMAT = torch.contiguous_format
 MIXED_PRECISION = False
 PROGRESS_BAR = False
@@ -93,7 +92,7 @@ OPENING = threading.Lock()
 @functools.cache
 def environment(process_id):
     """Open the file; no process may use it that was forked later."""
-    how = {"subdir": False, "readonly": True, "lock": False, "readahead": READAHEAD}
+    how = {"subdir": False, "readonly": True, "lock": False}
     return lmdb.open(str(FOLDER / "images.lmdb"), meminit=False, **how)
 
 
@@ -103,6 +102,23 @@ def read(i):
         opened = environment(os.getpid())
     with opened.begin() as transaction:
         return transaction.get(b"%08d" % i)
+
+
+# --- read: tar ---
+SPANS = np.load(FOLDER / "index.npz")["spans"]
+SHARD_IMAGES = max(64, -(-len(SPANS) // 256))
+
+
+@functools.cache
+def shard(number):
+    """Open one of the files."""
+    return (FOLDER / f"images-{number:05}.tar").open("rb", buffering=0)
+
+
+def read(i):
+    """Read a record of a shard."""
+    first, end = SPANS[i].tolist()
+    return os.pread(shard(i // SHARD_IMAGES).fileno(), end - first, first)
 
 
 # --- read: tfrecord ---

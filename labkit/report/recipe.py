@@ -54,8 +54,8 @@ READ = {
     "pth": "pth",
     "hdf5": "hdf5",
     "lmdb": "lmdb",
-    "lmdb_no_readahead": "lmdb",
     "tfrecord": "tfrecord",
+    "tar": "tar",
 }
 DECODE = {
     "opencv": "opencv",
@@ -88,6 +88,7 @@ LOAD = {
     "torch_by_batch": PROCESSES,
     "torch_any_order": PROCESSES,
     "torch_file_system": PROCESSES,
+    "shards": PROCESSES,
     "resident": PROCESSES,
     "threads": THREADS,
 }
@@ -116,6 +117,8 @@ SENTENCES: dict[str, dict[str, str]] = {
         "delivers the same, sample by sample.",
         "torch_any_order": "The run took batches as they got ready: pass in_order=False to "
         "DataLoader for that.",
+        "shards": "The run read shard after shard and mixed samples in a buffer: for that, read "
+        "the pack with webdataset; this program reads it at random.",
         "torch_file_system": "The run's workers shared batches by the names of files: for that, "
         "call torch.multiprocessing.set_sharing_strategy('file_system') before DataLoader.",
     },
@@ -283,7 +286,6 @@ def _values(run: StoredRun, settings: Settings) -> dict[str, object]:
         "PERSISTENT_WORKERS": bool(settings.persistent_workers and has_workers),
         "START_METHOD": settings.multiprocessing_context if has_workers else None,
         "OPENCV_THREADS": settings.cv2_threads,
-        "READAHEAD": {"lmdb_no_readahead": False}.get(settings.packing, True),
     }
     if not settings.pin_memory:
         values["PIN_MEMORY"] = False

@@ -125,6 +125,15 @@ def test_the_last_batches_must_hold_the_same_images_whatever_made_them():
         assert found == {"v": f"not the same work as base: {reason}"}
 
 
+def test_an_order_that_depends_on_the_workers_is_compared_for_equal_numbers_of_them():
+    info = fake_info(["base", "v"])
+    base = fake_work("base", loader="shards", num_workers=2)
+    other = fake_work("v", ids_crc=8, loader="shards", num_workers=4)
+    assert unequal_work(info, [base, other]) == {}
+    same = fake_work("v", ids_crc=8, loader="shards", num_workers=2)
+    assert list(unequal_work(info, [base, same])) == ["v"]
+
+
 def test_batches_that_come_as_they_get_ready_end_an_epoch_with_other_images_each_time():
     info, any_order = fake_info(["base", "v"]), {"loader": "torch_any_order"}
     trials = [fake_work("base", **any_order), fake_work("v", ids_crc=8, **any_order)]

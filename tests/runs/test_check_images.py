@@ -60,7 +60,7 @@ def test_a_run_stops_at_turned_images_or_leaves_them_out_for_all(tmp_path, monke
     monkeypatch.setitem(lab.DECODERS, "turning", turning)
     data = make_data(tmp_path / "photos", 1, 1, 6, 1, 1, 3, 1, 1, 1, 1)
     variants = {"opencv": {}, "turning": {"decoder": "turning"}}
-    with pytest.raises(ValueError, match="got 2 that are not .*turned by turning"):
+    with pytest.raises(ValueError, match=r"got 2 that are not .*turned by turning"):
         compare(data, tmp_path / "results", variants)
     run = compare(data, tmp_path / "results", variants, base={"on_bad_image": "skip"})
     assert len(run.info.excluded) == 2

@@ -18,6 +18,7 @@ from typing import Literal
 
 from labkit.contracts import Chosen, Part
 from labkit.parts.loading.dali import load_with_dali
+from labkit.parts.loading.shards import describe_order, load_shards
 from labkit.parts.loading.source import Source
 from labkit.parts.loading.tf_data import load_as_published, load_tfrecords, load_with_tf_data
 from labkit.parts.loading.threads import load_with_threads
@@ -44,6 +45,8 @@ class Loader(Part):
     """It delivers the same images in every epoch, but not in the source's order."""
     order_varies: bool = False
     """Batches come as they get ready, in another order each time."""
+    describe_order: Callable[[Source, Settings], str] | None = None
+    """Tells of its order what a row says; None: nothing is special about it."""
     repeats_one_batch: bool = False
     """Nothing is loaded in the epochs."""
 
@@ -90,6 +93,9 @@ LOADERS: dict[str, Callable[[Source, Settings], Iterable]] = {
         partial(load_with_torch, in_order=False), workers="processes", order_varies=True
     ),
     "torch_file_system": Loader(partial(load_with_torch, through_files=True), workers="processes"),
+    "shards": Loader(
+        load_shards, workers="processes", has_own_order=True, describe_order=describe_order
+    ),
     "threads": Loader(load_with_threads, workers="threads"),
     "resident": Loader(ResidentLoader, repeats_one_batch=True),
     "tf_data": Loader(load_with_tf_data, reads="folder"),

@@ -148,18 +148,33 @@ class IterableLoader:
     If every worker iterated over all of it, each image would be delivered once per worker; split
     image by image, batches would depend on the number of workers.  So worker w of W makes the
     batches w, w + W, w + 2 W …; DataLoader asks the workers in turn and so keeps the order.
+
+    Args:
+        dataset: the samples.
+        batch_size: images of a batch.
+        sampler: the keys of an epoch.
+        shares: (dataset, keys) -> what a worker iterates over; None: every W-th batch.
+        **how: arguments of DataLoader.
     """
 
-    def __init__(self, dataset: Source, *, batch_size: int, sampler: Iterable, **how: Any):
+    def __init__(
+        self,
+        dataset: Source,
+        *,
+        batch_size: int,
+        sampler: Iterable,
+        shares: Callable[..., Iterable] | None = None,
+        **how: Any,
+    ):
         import torch
 
         self._sampler, self._batch_size = sampler, batch_size
         # Persistent workers have a copy of the sampler of the first epoch: the keys are shared.
         self._keys = self._list_keys().share_memory_()
-        torch.utils.data.IterableDataset.register(_Shares)  # torch is not imported before
-        shares: Any = _Shares(dataset, self._keys)
+        share: Any = (shares or _Shares)(dataset, self._keys)
+        torch.utils.data.IterableDataset.register(type(share))  # torch is not imported before
         self._loader: torch.utils.data.DataLoader = torch.utils.data.DataLoader(
-            shares, batch_size, **how
+            share, batch_size, **how
         )
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
