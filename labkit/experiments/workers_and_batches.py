@@ -181,10 +181,10 @@ def sampling(base: Settings) -> Variants:
 # Normalized times: [005] gives "~2.7x" to "~10x" its baseline's speed.
 PUBLISHED = {
     "4 workers": 0.37,
-    "+ pinned memory": 0.36,
-    "+ kept workers": 0.27,
-    "+ data_prefetcher": 0.28,
-    "+ whole batches": 0.10,
+    "pinned memory": 0.36,
+    "kept workers": 0.27,
+    "data_prefetcher": 0.28,
+    "whole batches": 0.10,
 }
 TUTORIAL_STEPS = 16  # of an epoch: 512 samples in batches of 32
 
@@ -195,7 +195,7 @@ TUTORIAL_STEPS = 16  # of an epoch: 512 samples in batches of 32
     "(__getitems__); its transform sleeps for 5 ms",
     notes=(
         "each variant keeps the changes of those above it, but the last two: they change the "
-        "loader of “+ data_prefetcher” and not of “+ whole batches”",
+        "loader of “data_prefetcher” and not of “whole batches”",
         "[005] measured a transform that sleeps for 5 ms: workers that sleep need no core, and "
         "with __getitems__ it sleeps once for a batch; decoding a JPEG is work that no other JPEG "
         "shares",
@@ -235,12 +235,12 @@ def tutorial(base: Settings) -> Variants:
         {
             "no workers": base,
             "4 workers": workers,
-            "+ pinned memory": pinned,
-            "+ kept workers": kept,
-            "+ data_prefetcher": ahead,
-            "+ whole batches": replace(ahead, loader="torch_by_batch"),
-            "+ any order": replace(ahead, loader="torch_any_order"),
-            "+ shared by file": replace(ahead, loader="torch_file_system"),
+            "pinned memory": pinned,
+            "kept workers": kept,
+            "data_prefetcher": ahead,
+            "whole batches": replace(ahead, loader="torch_by_batch"),
+            "any order": replace(ahead, loader="torch_any_order"),
+            "file_system sharing": replace(ahead, loader="torch_file_system"),
         },
     )
 
