@@ -191,8 +191,8 @@ TUTORIAL_STEPS = 16  # of an epoch: 512 samples in batches of 32
 
 @as_experiment(
     "What does each step of PyTorch's own list save on real JPEGs?",
-    source="[005], PyTorch's tutorial: ten times as fast, 2.9 times of it by whole batches "
-    "(__getitems__); its transform sleeps for 5 ms",
+    source="[005], PyTorch's tutorial: ten times as fast, 2.9 times by __getitems__ alone; its "
+    "transform sleeps for 5 ms",
     notes=(
         "each variant keeps the changes of those above it, but the last two: they change the "
         "loader of “data_prefetcher” and not of “whole batches”",
@@ -204,8 +204,8 @@ TUTORIAL_STEPS = 16  # of an epoch: 512 samples in batches of 32
 def tutorial(base: Settings) -> Variants:
     """Compare the steps of PyTorch's tutorial, each added to the last.
 
-    The work is that of PyTorch's ImageNet example, from memory. Epochs are as short as the
-    tutorial's, so starting workers takes as large a share.
+    The work is that of PyTorch's ImageNet example, from memory. Epochs have as many steps
+    as the tutorial's, so that starting workers counts.
 
     Source: [005].
     """
