@@ -89,13 +89,20 @@ def test_every_precision_starts_at_the_same_loss_and_learns(name, device):
 
 
 @pytest.mark.skipif(bool(NO_COMPILER), reason=NO_COMPILER)
-def test_a_compiled_model_trains_as_the_plain_one():
-    batch, losses = make_batch(), {}
+def test_a_compiled_model_trains_as_the_plain_one(monkeypatch):
+    batch, losses, compiled_models, compile_model = make_batch(), {}, [], torch.compile
+
+    def recording(model):
+        compiled_models.append(model)
+        return compile_model(model)
+
+    monkeypatch.setattr(torch, "compile", recording)
     for compiled in (False, True):
         settings = Settings(seed=3, device="cpu", step="small_classifier", compile_model=compiled)
         made = STEPS["small_classifier"](settings, on("cpu"))
         losses[compiled] = losses_of(made, batch, steps=3)
         assert ("model" in label(settings)) is compiled
+        assert len(compiled_models) == compiled
     assert losses[True] == pytest.approx(losses[False], rel=1e-3)
     assert made.first_loss() == losses[True][0]
 
