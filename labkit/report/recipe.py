@@ -108,8 +108,8 @@ SENTENCES: dict[str, dict[str, str]] = {
     "preprocessor": {
         "loops": "The run made its samples in loops; here they are the same but for rounding, "
         "without loops.",
-        "classification_crop_v2": "The run normalized tensors by torchvision; here they are the same "
-        "but for rounding.",
+        "classification_crop_v2": "The run normalized tensors by torchvision; here they are the "
+        "same but for rounding.",
     },
     "loader": {
         "resident": "The run repeated one batch in memory, this program loads all of them.",
