@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from labkit import contracts
-from labkit.contracts import Device, DeviceBatch, ImageInParts, Reader, Sample
+from labkit.contracts import Annotation, Content, Device, DeviceBatch, ImageInParts, Reader, Sample
 from labkit.jpeg import read_size_px
 from labkit.machine import shared_memory
 from labkit.machine.clock import Clock
@@ -97,10 +97,21 @@ class Source:
         Raises:
             ValueError: the image cannot be decoded; the message names the file.
         """
+        return self.make(key, self.read(key))
+
+    def read(self, key: tuple[int, int]) -> tuple[Content, Annotation]:
+        """Read one image as it is stored; arguments and errors as `__getitem__`'s."""
         epoch, image_id = key
         if self.settings.jitter_ms:
             time.sleep(jitter_s(self.settings, epoch, image_id))
-        content, annotation = self.reader.read(image_id)
+        return self.reader.read(image_id)
+
+    def make(
+        self, key: tuple[int, int], stored: tuple[Content, Annotation]
+    ) -> dict[str, np.ndarray]:
+        """Decode and preprocess what `read` returned; errors as `__getitem__`'s."""
+        epoch, image_id = key
+        content, annotation = stored
         if isinstance(content, dict):  # finished when it was stored
             return content
         image_rgb, size_px = self.decode(key, content)

@@ -72,6 +72,8 @@ class Facts:
     """Number of steps left out of every epoch, in runs of earlier versions."""
     has_own_order: bool = False
     """Whether the images of an epoch come in another order than with other loaders."""
+    order_varies: bool = False
+    """Whether batches come as they get ready, in another order each time."""
     loads_outside: bool = False
     """Whether the loader reads, decodes and preprocesses by itself, and rounds in its own way."""
     decodes_scaled: bool = False

@@ -252,6 +252,7 @@ def gather_facts(settings: Mapping[str, Any]) -> Facts:
         trains_nothing=find_part(StepPart, settings.get("step")).trains_nothing,
         steps_short=int(is_short),
         has_own_order=loader.has_own_order,
+        order_varies=loader.order_varies,
         loads_outside=loader.is_outside,
         decodes_scaled=decoder.scaled,
         other_pixels=decoder.other_pixels,
@@ -277,7 +278,10 @@ def record_facts(variants: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[st
 
 
 def label_samples(settings: Settings) -> dict[str, str]:
-    """Label a row whose samples are not made from the original images in full, or come late."""
+    """Label a row whose samples are not made from the original images in full, or come late.
+
+    So is a row whose batches come in any order.
+    """
     px, stored = settings.input_px, settings.storage_format
     stored_px = shorter_side_px(stored, px or 0)
     images = {
@@ -293,6 +297,8 @@ def label_samples(settings: Settings) -> dict[str, str]:
         labels["images"] = f"decoded to half a side or less where {px} px remain, so other pixels"
     if decoder.other_pixels:
         labels["images"] = f"decoded {decoder.other_pixels}, so other pixels"
+    if find_part(Loader, settings.loader).order_varies:
+        labels["order"] = "batches as they get ready, so another order each time"
     if settings.jitter_ms:
         late = f"each up to {settings.jitter_ms} ms late, which stands for uneven reads"
         labels["samples"] = late

@@ -113,6 +113,8 @@ class Settings:
     """Number format of the model: float32, or mixed precision (amp); real devices only."""
     memory_format: Literal["contiguous", "channels_last"] = "contiguous"
     """Memory layout of the model's images: plane by plane, or channels_last; real devices only."""
+    compile_model: bool = False
+    """Compile the model with torch.compile, before the epochs; real devices only."""
     sync_every: int = 1
     """Steps between host waits for the device (as `.item()` does); 0: only at the epoch's end."""
     checkpoint_every: int = 0

@@ -5,18 +5,35 @@ from __future__ import annotations
 import importlib.util
 import io
 import struct
+from collections.abc import Iterable
 
 import numpy as np
+import pytest
 from PIL import Image
 
-OPTIONAL = ("kornia_rs", "torchvision")  # names of decoders, and of the modules that they need
+# Decoders and preprocessors -> the modules that they need.
+OPTIONAL = {
+    "kornia_rs": "kornia_rs",
+    "torchcodec": "torchcodec",
+    "torchvision": "torchvision",
+    "classification_crop_v2": "torchvision",
+}
 WIDTH_PX, HEIGHT_PX = 53, 37  # odd: halved chroma has a rest in both directions
 
 
-def why_missing(decoder: str) -> str:
-    """Why an optional decoder cannot be tested here; empty where it can."""
-    is_missing = decoder in OPTIONAL and importlib.util.find_spec(decoder) is None
-    return f"not installed: {decoder}" if is_missing else ""
+def why_missing(part: str) -> str:
+    """Why an optional decoder or preprocessor cannot be tested here; empty where it can."""
+    module = OPTIONAL.get(part)
+    return f"not installed: {module}" if module and not importlib.util.find_spec(module) else ""
+
+
+def installed(parts: Iterable[str]) -> list:
+    """Parameters of a test: those whose module is missing are skipped."""
+    return [
+        pytest.param(part, marks=pytest.mark.skipif(bool(why), reason=why))
+        for part in parts
+        for why in [why_missing(part)]
+    ]
 
 
 def photo() -> Image.Image:

@@ -71,18 +71,34 @@ def test_what_is_stored_for_random_crops_of_224_px_is_labelled_with_256(stored, 
 
 @pytest.mark.parametrize(
     ("setting", "value", "plain"),
-    [("precision", "amp", "fp32"), ("memory_format", "channels_last", "contiguous")],
+    [
+        ("precision", "amp", "fp32"),
+        ("memory_format", "channels_last", "contiguous"),
+        ("compile_model", True, False),
+    ],
 )
 def test_what_a_simulated_device_cannot_compute_is_left_out(monkeypatch, setting, value, plain):
     message = (
         f"{setting} must be {plain} on the simulated GPU, which computes nothing, "
-        f"got '{value}'; choose device cpu or cuda"
+        f"got {value!r}; choose device cpu or cuda"
     )
     with pytest.raises(Skip) as caught:
         resolve(completed(**{setting: value}))
     assert str(caught.value) == message
     monkeypatch.setattr(hardware, "has_bfloat16", lambda: True)
+    monkeypatch.setattr(hardware, "why_no_compiler", lambda: "")
     resolve(completed(**{setting: value}, device="cpu"))
+
+
+def test_a_model_is_not_compiled_where_nothing_compiles_it(monkeypatch, tmp_path):
+    settings = completed(compile_model=True, device="cpu")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    message = (
+        r"compile_model must be False here, where no C\+\+ compiler is installed; install g\+\+"
+    )
+    with pytest.raises(Skip, match=message):
+        resolve(settings)
 
 
 def test_batches_are_finished_on_the_side_stream_only_where_one_has_kernels_to_finish_with():
@@ -160,6 +176,7 @@ def test_a_run_keeps_the_facts_that_are_not_the_default():
         "plain": {"loader": "torch", "device": "cuda"},
         "resident": {"loader": "resident", "step": "nothing", "device": "cpu"},
         "rival": {"loader": "tf_data_tfrecord"},
+        "any order": {"loader": "torch_any_order"},
         "scaled": {"decoder": "simplejpeg_scaled", "storage": "tmpfs", "device": "simulated"},
         "older": {"prefetcher": "both_as_published", "preprocessor": "on_device"},
         "newer": {"loader": "of another version", "device": "tpu"},
@@ -168,6 +185,7 @@ def test_a_run_keeps_the_facts_that_are_not_the_default():
         "plain": {},
         "resident": {"repeats_one_batch": True, "trains_nothing": True, "is_on_cpu": True},
         "rival": {"has_own_order": True, "loads_outside": True},
+        "any order": {"order_varies": True},
         "scaled": {"decodes_scaled": True, "stays_in_memory": True, "is_simulated": True},
         "older": {"steps_short": 1, "finishes_on_device": True},
         "newer": {},

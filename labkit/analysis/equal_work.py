@@ -34,8 +34,8 @@ from labkit.settings import Settings
 
 # Settings on which the rate of a real device with the model alone depends.
 STEP = (
-    "step", "gpu_slowdown", "loss", "precision", "memory_format", "input_px", "batch_size",
-    "ranks", "exchange",
+    "step", "gpu_slowdown", "loss", "precision", "memory_format", "compile_model", "input_px",
+    "batch_size", "ranks", "exchange",
 )  # fmt: skip
 
 
@@ -222,7 +222,8 @@ def _other_loss(trial: Trial, base: Trial, same_pixels: bool, *, on_cpu: bool) -
     """Compare the last losses of the same training."""
     if None in (trial.loss, base.loss) or not _are_same(trial, base, ("step", "exchange")):
         return ""
-    if not _are_same(trial, base, ("precision", "memory_format", "gpu_slowdown")):
+    rounding = ("precision", "memory_format", "compile_model", "gpu_slowdown")
+    if not _are_same(trial, base, rounding):
         return _other_first_loss(trial, base, same_pixels)
     most, floor = MAX_LOSS_DIFFERENCE, LOSS_TOLERANCE
     if not same_pixels:
@@ -255,8 +256,9 @@ def _loss_that_is_no_number(trial: Trial) -> str:
 def _is_same_data(trial: Trial, other: Trial, a: Facts, b: Facts) -> bool:
     # One batch over and over, or another image last; an epoch of those was compared before timing.
     repeats = a.repeats_one_batch or b.repeats_one_batch
-    names = ("loader", "batch_size")
+    names = ("loader", "batch_size", "num_workers")  # of its own order each may be a part
     reorders = (a.has_own_order or b.has_own_order) and not _are_same(trial, other, names)
+    reorders |= a.order_varies or b.order_varies
     is_same_end = a.steps_short == b.steps_short and not repeats and not reorders
     is_same_end &= not a.steps_short or _are_same(trial, other, ("batch_size",))
     of_data = ("ranks", "images", "input_px", "epochs", "seed", "shuffle")

@@ -59,6 +59,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "opencv_vs_pil": {"input_px": 224},
     # A modelled disk can be cold on any platform.
     "packing": {"storage": "hdd", "cache": "cold"},
+    "shards": {"storage": "hdd"},
 }
 # Medium -> its model, for machines without a hard disk, real or throttled.
 MODELLED_STORAGES = {

@@ -37,7 +37,8 @@ def opencv_vs_pil(base: Settings) -> Variants:
         **full_only(
             {
                 "kornia-rs": by("kornia_rs"),
-                "torchvision": by("torchvision"),
+                "torchcodec": by("torchcodec"),
+                "torchvision (deprecated)": by("torchvision"),
                 "simplejpeg, scaled": by("simplejpeg_scaled"),
             }
         ),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from labkit.runs.experiment import Variants, as_experiment, full_only
+from labkit.runs.experiment import Experiment, Variants, as_experiment, full_only, in_groups
 from labkit.settings import Settings, change_all
 
 
@@ -29,14 +29,13 @@ def packing(base: Settings) -> Variants:
     documented = ("hdf5", "pth", "lmdb", "tfrecord")
     quick = {"folder": base} | {name: replace(base, packing=name) for name in documented}
     raw = {"raw": replace(base, packing="raw")}
-    page_by_page = {"lmdb, no readahead": replace(base, packing="lmdb_no_readahead")}
     every = {**quick, **raw}
     files_and_lmdb = {"folder": base, "lmdb": quick["lmdb"]}
     sequential = change_all(every, "{}, sequential", shuffle=False)
     warm = change_all(every, "{}, warm", cache="warm")
     alone = change_all(files_and_lmdb | raw, "{}, no workers", num_workers=0)
     in_memory = change_all(files_and_lmdb, "{} on tmpfs", storage="tmpfs", cache="warm")
-    return quick | full_only({**raw, **page_by_page, **sequential, **warm, **alone, **in_memory})
+    return quick | full_only({**raw, **sequential, **warm, **alone, **in_memory})
 
 
 @as_experiment(
@@ -108,4 +107,30 @@ def distance(base: Settings) -> Variants:
     }
 
 
-EXPERIMENTS = (packing, small_files, offline, distance)
+def shards(base: Settings) -> Experiment:
+    """Compare tar shards that are read one after the other with images that are read at random.
+
+    Source: WebDataset, MDS and LitData, which read so.
+    """
+    # Every epoch begins with the same share in memory: a second one would only repeat the first.
+    base = replace(base, preprocessor="classification", subset="first", packing="tar", epochs=1)
+    arms = {
+        "files at random": replace(base, packing="folder"),
+        "tar at random": base,
+        "shards with a buffer": replace(base, loader="shards"),
+        "shards as stored": replace(base, loader="shards", shuffle=False),
+    }
+    groups = {f"{n} % in memory": change_all(arms, cache=n) for n in (0, 50, 100)}
+    return Experiment(
+        "shards",
+        question="What do seeking and a random order cost, and what do shards with a buffer save?",
+        variants=in_groups(groups),
+        source="WebDataset, MDS, LitData: shards in order, samples mixed in a buffer",
+        notes=(
+            "how well a buffer mixes is how far apart in the data the images of a batch lie, as a "
+            "share of what they are in a full shuffle",
+        ),
+    )
+
+
+EXPERIMENTS = (packing, small_files, offline, distance, shards)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from labkit.machine import hardware
-from labkit.runs.experiment import Experiment
+from labkit.runs.experiment import Experiment, full_only
 from labkit.settings import Settings
 
 
@@ -43,6 +43,9 @@ def textbook(base: Settings) -> Experiment:
             "with threads": replace(scaled, loader="threads"),
             "stored small": replace(threads, packing="raw", storage_format="small"),
             "stored YUV420": replace(threads, packing="mapped", storage_format="yuv420"),
+            **full_only(
+                {"textbook, torchvision v2": replace(pillow, preprocessor="classification_crop_v2")}
+            ),
         },
         source="PyTorch's ImageNet example: Pillow, RandomResizedCrop, flip, normalize in each "
         "worker",
@@ -56,6 +59,8 @@ def textbook(base: Settings) -> Experiment:
             "other pixels",
             "Pillow averages the pixels of a crop that it shrinks, OpenCV only below half of its "
             "size: above, its linear filter reads all pixels",
+            "“textbook, torchvision v2” changes the first variant alone: Pillow decodes, and "
+            "torchvision.transforms.v2 crops, resizes and normalizes tensors",
         ),
     )
 

@@ -42,13 +42,14 @@ def loss(base: Settings) -> Variants:
 
 
 @as_experiment(
-    "Do mixed precision and channels_last shorten the epoch?",
+    "Do mixed precision, channels_last and torch.compile shorten the epoch?",
     source="[004] 2.6: apex, whose mixed precision is torch's own today; no figure",
 )
 def precision(base: Settings) -> Variants:
-    """Compare float32 with mixed precision and with channels_last.
+    """Compare float32 with mixed precision, with channels_last and with a compiled model.
 
-    Without a GPU, a CPU trains the classifier on small images, in bfloat16 if it has AVX-512.
+    Compiling takes tens of seconds before the epochs, so only full mode does it. Without a GPU, a
+    CPU trains the classifier on small images, in bfloat16 if it has AVX-512.
 
     Source: [004] 2.6.
     """
@@ -61,14 +62,19 @@ def precision(base: Settings) -> Variants:
             input_px=base.input_px or 64,
             batch_size=base.batch_size or 4,
         )
-    base = replace(base, precision="fp32", memory_format="contiguous")
+    base = replace(base, precision="fp32", memory_format="contiguous", compile_model=False)
     variants = {
         "fp32": base,
         "amp": replace(base, precision="amp"),
         "channels_last": replace(base, memory_format="channels_last"),
         "amp, channels_last": replace(base, precision="amp", memory_format="channels_last"),
     }
-    return variants | full_only(_computing_alone(variants))
+    compiled = change_all(
+        {name: variants[name] for name in ("fp32", "amp, channels_last")},
+        "{}, compiled",
+        compile_model=True,
+    )
+    return variants | full_only(compiled | _computing_alone(variants | compiled))
 
 
 def _computing_alone(variants: dict[str, Settings]) -> dict[str, Settings]:

@@ -11,9 +11,12 @@ import hashlib
 import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
+import sysconfig
 from importlib import metadata
+from pathlib import Path
 
 from labkit import units
 from labkit.install import CHECKOUT
@@ -25,9 +28,9 @@ from labkit.records import UNKNOWN, Provenance
 MACHINE_ID_SHOWN = 6  # letters, enough to tell a few machines apart
 
 # A variant that needs a missing one is skipped.
-OPTIONAL = ("kornia_rs", "torchvision", "tensorflow", "dali")
+OPTIONAL = ("kornia_rs", "torchcodec", "torchvision", "tensorflow", "dali")
 LIBRARIES = (
-    "torch", "numpy", "opencv", "pillow", "simplejpeg", "kornia_rs", "torchvision",
+    "torch", "numpy", "opencv", "pillow", "simplejpeg", "kornia_rs", "torchcodec", "torchvision",
     "prefetch_generator", "tqdm", "tensorflow", "dali", "pandas", "matplotlib",
 )  # fmt: skip
 # Library -> the distributions that may provide it, where they have other names.
@@ -44,6 +47,16 @@ def cores() -> int:
     A control group's quota of one and a half cores counts as two.
     """
     return core_limits().cores
+
+
+def why_no_compiler() -> str:
+    """Return what torch.compile lacks here to build its code; "" where it can."""
+    compilers = (os.environ.get("CXX", "c++"), "g++", "clang++", "cl")
+    if not any(map(shutil.which, compilers)):
+        return "where no C++ compiler is installed; install g++"
+    if not (Path(sysconfig.get_path("include")) / "Python.h").is_file():
+        return "where Python's headers are not installed; install python3-dev"
+    return ""
 
 
 def memory_bytes() -> int:

@@ -6,9 +6,9 @@ To add a decoder, write a function like `decode_opencv` and add it to `DECODERS`
 more, or whose pixels differ by design, is added as a `Decoder`. The tests check every entry of the
 table.
 
-No decoder applies the EXIF orientation, as in most training code; boxes are in the pixels as
-stored. A scaled decoder does less work and returns other pixels, so its rows and charts are
-labelled.
+No decoder but torchcodec applies the EXIF orientation, as in most training code; boxes are in the
+pixels as stored, so a run refuses images that a decoder turns (`labkit.runs.check_images`). A
+scaled decoder does less work and returns other pixels, so its rows and charts are labelled.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ import numpy as np
 
 from labkit.contracts import Chosen, Part, check_image, open_library
 from labkit.jpeg import read_size_px
+
+ORIENTATION_TAG = 0x0112  # EXIF 2.3, table 4
 
 
 def checked(decode: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
@@ -135,9 +137,10 @@ def decode_kornia_rs(jpeg: bytes) -> np.ndarray:
 
 @checked
 def decode_torchvision(jpeg: bytes) -> np.ndarray:
-    """Decode with torchvision (libjpeg-turbo); otherwise as `decode_opencv`.
+    """Decode with torchvision (libjpeg-turbo), deprecated there; otherwise as `decode_opencv`.
 
-    Its wheels for Linux on x86-64 import only beside a torch built for CUDA. The install line names
+    From 0.29 on torchvision refers to torchcodec for images, and a later version removes this. Its
+    wheels for Linux on x86-64 import only beside a torch built for CUDA. The install line names
     the installed torch too, so that pip keeps it.
     """
     torch = open_library("torch", "torch")
@@ -149,6 +152,20 @@ def decode_torchvision(jpeg: bytes) -> np.ndarray:
     except RuntimeError as error:
         raise ValueError(str(error).rpartition(", ")[2]) from error  # a line of its source is first
     return planes.permute(1, 2, 0).numpy()  # decoded as (H, W, 3), so a view
+
+
+@checked
+def decode_torchcodec(jpeg: bytes) -> np.ndarray:
+    """Decode with torchcodec (libjpeg-turbo), torchvision's successor; else as `decode_opencv`.
+
+    It applies the EXIF orientation, and nothing turns that off (torchcodec #1560).
+    """
+    decoders = open_library("torchcodec.decoders", "torchcodec")
+    try:
+        planes = decoders.decode_jpeg(jpeg)
+    except RuntimeError as error:
+        raise ValueError(error) from error
+    return np.ascontiguousarray(planes.permute(1, 2, 0).numpy())
 
 
 @dataclass(frozen=True)
@@ -195,6 +212,7 @@ DECODERS: dict[str, Callable[..., np.ndarray]] = {
     "simplejpeg": decode_simplejpeg,
     "simplejpeg_scaled": Decoder(decode_simplejpeg, scaled=True),
     "kornia_rs": decode_kornia_rs,
+    "torchcodec": decode_torchcodec,
     "torchvision": decode_torchvision,
 }
 
@@ -213,3 +231,17 @@ def unusable_decoders(names: Iterable[str] | None = None) -> dict[str, str]:
         except Exception as error:  # one of the user's own may raise anything
             reasons[name] = str(error)
     return reasons
+
+
+def read_orientation(jpeg: bytes) -> int:
+    """Return the EXIF orientation of a JPEG: 1 is as stored, 2 to 8 are turned or mirrored.
+
+    What has none, or tags that cannot be read, counts as stored.
+    """
+    pillow = open_library("PIL.Image", "pillow")
+    try:
+        with pillow.open(io.BytesIO(jpeg), formats=("JPEG",)) as image:
+            orientation = image.getexif().get(ORIENTATION_TAG, 1)
+    except Exception:  # of damaged tags, whatever Pillow raises
+        return 1
+    return orientation if orientation in range(2, 9) else 1

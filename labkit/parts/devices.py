@@ -310,13 +310,16 @@ class DevicePart(Part):
                 "precision must be fp32 on a CPU without AVX-512, where bfloat16 is far slower, "
                 "got 'amp'; choose device cuda"
             )
-        for name, plain in {"precision": "fp32", "memory_format": "contiguous"}.items():
+        usual = {"precision": "fp32", "memory_format": "contiguous", "compile_model": False}
+        for name, plain in usual.items():
             value = getattr(settings, name)
             if self.is_simulated and value != plain:
                 return (
                     f"{name} must be {plain} on the simulated GPU, which computes nothing, got "
                     f"{value!r}; choose device cpu or cuda"
                 )
+        if settings.compile_model and (missing := hardware.why_no_compiler()):
+            return f"compile_model must be False here, {missing}"
         return ""
 
 

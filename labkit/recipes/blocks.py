@@ -21,13 +21,14 @@ import lmdb
 import numpy as np
 import safetensors.numpy
 import torch
+import torchcodec.decoders
 import torchvision
+import torchvision.transforms.v2.functional as v2
 from PIL import Image
 from torch.utils.data import Dataset
 from tqdm import tqdm
 
 # --- settings ---
-READAHEAD = True  # a page fault also reads what follows
 MEMORY_FORMAT = torch.contiguous_format
 MIXED_PRECISION = False
 PROGRESS_BAR = False
@@ -91,7 +92,7 @@ OPENING = threading.Lock()
 @functools.cache
 def environment(process_id):
     """Open the file; no process may use it that was forked later."""
-    how = {"subdir": False, "readonly": True, "lock": False, "readahead": READAHEAD}
+    how = {"subdir": False, "readonly": True, "lock": False}
     return lmdb.open(str(FOLDER / "images.lmdb"), meminit=False, **how)
 
 
@@ -101,6 +102,23 @@ def read(i):
         opened = environment(os.getpid())
     with opened.begin() as transaction:
         return transaction.get(b"%08d" % i)
+
+
+# --- read: tar ---
+SPANS = np.load(FOLDER / "index.npz")["spans"]
+SHARD_IMAGES = max(64, -(-len(SPANS) // 256))
+
+
+@functools.cache
+def shard(number):
+    """Open one of the files."""
+    return (FOLDER / f"images-{number:05}.tar").open("rb", buffering=0)
+
+
+def read(i):
+    """Read a record of a shard."""
+    first, end = SPANS[i].tolist()
+    return os.pread(shard(i // SHARD_IMAGES).fileno(), end - first, first)
 
 
 # --- read: tfrecord ---
@@ -138,6 +156,13 @@ def decode(jpeg):
 def decode(jpeg):
     """Decode a JPEG to (H, W, 3) uint8 RGB."""
     return kornia_rs.io.decode_image_jpegturbo(jpeg, "rgb")
+
+
+# --- decode: torchcodec ---
+def decode(jpeg):
+    """Decode a JPEG to (H, W, 3) uint8 RGB, turned as its EXIF orientation asks."""
+    planes = torchcodec.decoders.decode_jpeg(jpeg)
+    return np.ascontiguousarray(planes.permute(1, 2, 0).numpy())
 
 
 # --- decode: torchvision ---
@@ -179,6 +204,17 @@ def make_pixels(jpeg, key):
     image = image.crop((left, top, left + wide, top + high))
     image = image.resize((INPUT_PX, INPUT_PX), Image.Resampling.BILINEAR)
     return np.asarray(image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if flipped else image)
+
+
+# --- pixels: random crop, torchvision v2 ---
+def make_pixels(jpeg, key):
+    """Decode an image and resize a random crop, maybe flipped: (INPUT_PX, INPUT_PX, 3) uint8."""
+    image = torch.from_numpy(decode(jpeg)).permute(2, 0, 1)
+    left, top, wide, high, flipped = draw_crop(key, *image.shape[:0:-1])
+    size = [INPUT_PX, INPUT_PX]
+    image = v2.resized_crop(image, top, left, high, wide, size, antialias=True)
+    image = v2.horizontal_flip(image) if flipped else image
+    return image.permute(1, 2, 0).numpy()
 
 
 # --- dataset: finished when it was packed ---

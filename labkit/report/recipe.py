@@ -55,8 +55,8 @@ READ = {
     "pth": "pth",
     "hdf5": "hdf5",
     "lmdb": "lmdb",
-    "lmdb_no_readahead": "lmdb",
     "tfrecord": "tfrecord",
+    "tar": "tar",
 }
 DECODE = {
     "opencv": "opencv",
@@ -64,6 +64,7 @@ DECODE = {
     "simplejpeg": "simplejpeg",
     "simplejpeg_scaled": "simplejpeg, scaled",
     "kornia_rs": "kornia-rs",
+    "torchcodec": "torchcodec",
     "torchvision": "torchvision",
 }
 WORKERS_NORMALIZE, DEVICE_NORMALIZES = "normalized by the workers", "normalized by the device"
@@ -79,11 +80,16 @@ SAMPLES = {
     "classification_crop": ("random crop", WORKERS_NORMALIZE),
     "classification_crop_on_device": ("random crop", DEVICE_NORMALIZES),
     "classification_crop_pillow": ("random crop, in Pillow", WORKERS_NORMALIZE),
+    "classification_crop_v2": ("random crop, torchvision v2", WORKERS_NORMALIZE),
 }
 PROCESSES, THREADS, AND_A_THREAD = "worker processes", "threads", " and a thread"
 LOAD = {
     "torch": PROCESSES,
     "torch_iterable": PROCESSES,
+    "torch_by_batch": PROCESSES,
+    "torch_any_order": PROCESSES,
+    "torch_file_system": PROCESSES,
+    "shards": PROCESSES,
     "resident": PROCESSES,
     "threads": THREADS,
 }
@@ -102,12 +108,22 @@ LOG_HANDLERS = {"file": "logging.FileHandler('reports.log')", "terminal": "loggi
 SENTENCES: dict[str, dict[str, str]] = {
     "preprocessor": {
         "loops": "The run made its samples in loops; here they are the same but for rounding, "
-        "without loops."
+        "without loops.",
+        "classification_crop_v2": "The run normalized tensors by torchvision; here they are the "
+        "same but for rounding.",
     },
     "loader": {
         "resident": "The run repeated one batch in memory, this program loads all of them.",
         "torch_iterable": "The run's data set was iterable-style; this one delivers the same "
         "batches.",
+        "torch_by_batch": "The run asked its data set for whole batches, by __getitems__; this one "
+        "delivers the same, sample by sample.",
+        "torch_any_order": "The run took batches as they got ready: pass in_order=False to "
+        "DataLoader for that.",
+        "shards": "The run read shard after shard and mixed samples in a buffer: for that, read "
+        "the pack with webdataset; this program reads it at random.",
+        "torch_file_system": "The run's workers shared batches by the names of files: for that, "
+        "call torch.multiprocessing.set_sharing_strategy('file_system') before DataLoader.",
     },
     "metrics": {"loops": "The run counted its metrics in loops, this program on the device."},
     "loss": {
@@ -273,7 +289,6 @@ def _values(run: StoredRun, settings: Settings) -> dict[str, object]:
         "PERSISTENT_WORKERS": bool(settings.persistent_workers and has_workers),
         "START_METHOD": settings.multiprocessing_context if has_workers else None,
         "OPENCV_THREADS": settings.cv2_threads,
-        "READAHEAD": {"lmdb_no_readahead": False}.get(settings.packing, True),
     }
     if not settings.pin_memory:
         values["PIN_MEMORY"] = False
@@ -349,6 +364,8 @@ def _differences(run: StoredRun, settings: Settings) -> Iterator[str]:
         )
     if run.info.data.boxes != "coco":
         yield "A label is the number of an image's folder; the run, without boxes, made labels up."
+    if settings.compile_model:
+        yield "The run compiled its model: write model = torch.compile(model) below."
     if settings.storage != Settings.storage:
         yield f"The run read from storage {settings.storage!r}, this program reads from FOLDER."
     if settings.report_every and settings.report_to.removesuffix(IN_THREAD) not in LOG_HANDLERS:

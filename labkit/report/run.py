@@ -314,6 +314,6 @@ def claims(results: Path | str = "results", numbers: Sequence[int] = ()) -> Tabl
 
     Examples:
         >>> len(lab.claims().data)
-        38
+        47
     """
     return claims_table(answers(results, numbers=numbers))

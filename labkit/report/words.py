@@ -440,7 +440,7 @@ def proofs(summary: Summary) -> list[str]:
     """
     text_by_variant, n = {}, summary.n_blocks
     # Labels of variants whose work is not the same as the baseline's.
-    of_work = ("images", "loss", "precision", "training loop", "ranks")
+    of_work = ("images", "order", "loss", "precision", "model", "training loop", "ranks")
     for row in summary.rows:
         if row.normalized_time is None:
             continue

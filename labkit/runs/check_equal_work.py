@@ -25,7 +25,6 @@ from labkit.batches import BATCHES, ArraySpec, check_batch
 from labkit.contracts import Skip
 from labkit.machine import hardware
 from labkit.parts.packing import PIXELS, RESIZED, SMALL, YUV420
-from labkit.parts.preprocessing import Preprocessor
 from labkit.parts.preprocessing.classification import STD_RGB
 from labkit.pipeline import first_batch
 from labkit.resolve import Resolved, label_samples, resolve
@@ -140,7 +139,7 @@ def _difference(
         levels = SCALED_DECODING_TOLERANCE_LEVELS
     elif _scaled(parts.settings) != _scaled(base.settings):
         levels = SCALED_TOLERANCE_LEVELS
-    elif _averages(parts.preprocessor) != _averages(base.preprocessor):
+    elif parts.preprocessor.weighs_by_distance != base.preprocessor.weighs_by_distance:
         levels = AVERAGED_TOLERANCE_LEVELS
     elif parts.settings.decoder != base.settings.decoder:
         levels = DECODED_TOLERANCE_LEVELS
@@ -193,11 +192,6 @@ def _by_id(batch: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> dict[s
         is_extra = ~np.isin(batch["sample_id"], other["sample_id"])
     order = np.lexsort((batch["sample_id"], is_extra))
     return {name: array[order] for name, array in batch.items()}
-
-
-def _averages(preprocessor: Preprocessor) -> bool:
-    """Return whether crops are shrunk by Pillow's average, and not by OpenCV's."""
-    return preprocessor.in_pillow and preprocessor.crop is not None
 
 
 def _scaled(settings: Settings) -> str:

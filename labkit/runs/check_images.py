@@ -10,13 +10,16 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
+
 from labkit import contracts, jpeg, pipeline, units
 from labkit.analysis.notes import LISTED_IMAGES
+from labkit.analysis.thresholds import DECODED_TOLERANCE_LEVELS
 from labkit.machine import hardware
 from labkit.machine.clock import utc_now
 from labkit.parts import decoding, packing
 from labkit.records import UNKNOWN, RunInfo
-from labkit.resolve import open_data, original
+from labkit.resolve import find_part, open_data, original
 from labkit.runs.active_run import ActiveRun
 from labkit.runs.failure_reasons import one_line
 from labkit.runs.kept_checks import KeptCheck, find_kept, hash_sources, keep
@@ -105,7 +108,8 @@ def find_bad_images(
 ) -> tuple[list[tuple[int, str]], list[str]]:
     """Find images that cannot be read, or that a decoder refuses, and files that changed.
 
-    Each image is read once and decoded once with each decoder, on all cores.
+    Each image is read once and decoded once with each decoder, on all cores. One that a decoder
+    turns, as EXIF asks, is bad too: the others do not, and boxes are in the pixels as stored.
 
     Args:
         settings: complete; the data as it lies is looked at, in the order of subset and seed.
@@ -137,8 +141,15 @@ def find_bad_images(
             return "" if len(content) else f"{reader.where(index)}: unreadable when it was packed"
         try:
             jpeg.read_size_px(content)
+            orientation = decoding.read_orientation(content)
             for name in usable:
-                contracts.check_image(decoding.DECODERS[name](content))
+                image_rgb = decoding.DECODERS[name](content)
+                contracts.check_image(image_rgb)
+                if orientation != 1 and _is_turned(image_rgb, content, name):
+                    raise ValueError(
+                        f"image must be decoded as it is stored, got it turned by {name}, as its "
+                        f"EXIF orientation {orientation} asks; choose another decoder"
+                    )
         except Exception as error:  # of a library, or of a decoder of the user's own
             line = str(error) if isinstance(error, ValueError) else one_line(error)
             return f"{reader.where(index)}: {line}"
@@ -149,3 +160,14 @@ def find_bad_images(
         faults = dict(zip(decoded, pool.map(fault, decoded)))
     bad = sorted((index, line) for index, line in faults.items() if line)
     return bad, reader.verify([index for index in indices if not faults.get(index)])
+
+
+def _is_turned(image_rgb: np.ndarray, content: bytes, decoder: str) -> bool:
+    """Return whether an image was turned or mirrored while it was decoded in full."""
+    as_stored = decoding.decode_opencv(content)
+    if image_rgb.shape != as_stored.shape:
+        return True
+    if find_part(decoding.Decoder, decoder).other_pixels:
+        return False
+    apart = np.abs(image_rgb.astype(np.int16) - as_stored.astype(np.int16))
+    return bool(apart.mean() > DECODED_TOLERANCE_LEVELS)

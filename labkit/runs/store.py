@@ -50,8 +50,8 @@ NOT_SHARED = "not shared"
 # Beginnings of labkit's own sentences on why a variant cannot run, which tell nothing private:
 # they hold names of public libraries and numbers alone.
 PUBLIC_REASON = re.compile(
-    r"(?:cv2|PIL|simplejpeg|kornia_rs|torch|torchvision|tensorflow|nvidia\.dali|safetensors|h5py"
-    r"|lmdb|prefetch_generator)(?:\.(?:io|fn|numpy|Image))? is "
+    r"(?:cv2|PIL|simplejpeg|kornia_rs|torch|torchcodec|torchvision|tensorflow|nvidia\.dali"
+    r"|safetensors|h5py|lmdb|prefetch_generator)(?:\.(?:io|fn|numpy|Image|decoders))? is "
     r"(?:not installed|installed and broken)"
     r"|no NVIDIA driver(?: answers NVML)?|the NVIDIA driver sees no GPU"
     r"|no CUDA device works with this torch build"

@@ -184,6 +184,7 @@ def _measure(
         "labels": {
             "cache": settings.cache_label,  # as produced and verified, or prepare() had skipped
             **label_samples(settings),
+            **_order_of(pipeline),
             **training.label(settings),
             **exchange.label(settings),
             **callbacks.label(),
@@ -194,3 +195,9 @@ def _measure(
     if pipeline.device.is_simulated:
         measured["simulated_busy_share"] = sum(epoch.compute_s for epoch in epochs) / wall_s
     return measured
+
+
+def _order_of(pipeline: Pipeline) -> dict[str, str]:
+    """Return the label of an order of the loader's own, where it tells of it."""
+    describe = pipeline.parts.loader.describe_order
+    return {} if describe is None else {"order": describe(pipeline.source, pipeline.settings)}

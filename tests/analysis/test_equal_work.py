@@ -34,6 +34,7 @@ PILLOW, ON_CPU = {"decoder": "pillow"}, {"device": "cpu", "torch_threads": 1}
 ANOTHER_TRAINING = [
     {"batch_size": 16}, {"images": 16}, {"step": "detector"}, {"input_px": 512}, {"epochs": 1},
     {"seed": 1}, {"loader": "resident"}, {"prefetcher": "both_as_published"},
+    {"loader": "torch_any_order"},
 ]  # fmt: skip
 
 
@@ -90,7 +91,10 @@ def unequal_in_other_numbers(first_loss, loss=9.0, base_first=4.0, **settings):
     return unequal_work(INFO, [base, other])
 
 
-@pytest.mark.parametrize("other", [{"precision": "amp"}, {"memory_format": "channels_last"}])
+@pytest.mark.parametrize(
+    "other",
+    [{"precision": "amp"}, {"memory_format": "channels_last"}, {"compile_model": True}],
+)
 def test_in_other_numbers_the_first_losses_are_compared(other):
     # Training magnifies what was rounded: the last losses say nothing.
     assert unequal_in_other_numbers(4.07, **other) == {}
@@ -119,6 +123,21 @@ def test_the_last_batches_must_hold_the_same_images_whatever_made_them():
     for settings in ({}, {"decoder": "pillow"}, {"prefetcher": "prefetch_generator"}):
         found = other_work(ids_crc=8, **settings)
         assert found == {"v": f"not the same work as base: {reason}"}
+
+
+def test_an_order_that_depends_on_the_workers_is_compared_for_equal_numbers_of_them():
+    info = fake_info(["base", "v"])
+    base = fake_work("base", loader="shards", num_workers=2)
+    other = fake_work("v", ids_crc=8, loader="shards", num_workers=4)
+    assert unequal_work(info, [base, other]) == {}
+    same = fake_work("v", ids_crc=8, loader="shards", num_workers=2)
+    assert list(unequal_work(info, [base, same])) == ["v"]
+
+
+def test_batches_that_come_as_they_get_ready_end_an_epoch_with_other_images_each_time():
+    info, any_order = fake_info(["base", "v"]), {"loader": "torch_any_order"}
+    trials = [fake_work("base", **any_order), fake_work("v", ids_crc=8, **any_order)]
+    assert unequal_work(info, trials) == {}
 
 
 def test_where_the_runs_baseline_has_no_trial_that_of_another_group_is_compared_with():

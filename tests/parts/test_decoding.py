@@ -1,6 +1,6 @@
 """Every decoder of the table returns the same RGB pixels, refuses in words, or says what differs.
 
-kornia-rs and torchvision are skipped where they are not installed.
+kornia-rs, torchcodec and torchvision are skipped where they are not installed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from jpegs import encode, exif, photo, why_missing, with_segment
-from PIL import Image
+from PIL import Image, ImageOps
 
 from labkit import contracts
 from labkit.analysis.thresholds import DECODED_TOLERANCE_LEVELS
@@ -26,7 +26,9 @@ from labkit.parts.decoding import DECODERS, Decoder
 from labkit.resolve import find_part
 
 # These repair damage and read CMYK; others may refuse both.
-TOLERANT = ("opencv", "pillow", "simplejpeg", "simplejpeg_scaled", "torchvision")
+TOLERANT = ("opencv", "pillow", "simplejpeg", "simplejpeg_scaled", "torchcodec", "torchvision")
+# These apply the EXIF orientation.
+TURNING = ("torchcodec",)
 REFUSED = "^image must be a JPEG that .+ reads, got .+; replace the file, or choose another decoder"
 
 
@@ -43,8 +45,9 @@ def decode(name):
     return DECODERS[name]
 
 
-def stored_pixels(jpeg: bytes) -> np.ndarray:
+def stored_pixels(jpeg: bytes, *, turned: bool = False) -> np.ndarray:
     with Image.open(io.BytesIO(jpeg)) as image:
+        image = ImageOps.exif_transpose(image) if turned else image
         return np.array(image.convert("RGB"))
 
 
@@ -81,7 +84,7 @@ def test_decoders_keep_the_contract_and_return_the_pixels_as_stored(name, decode
     image_rgb = decode(KINDS[kind])
     contracts.check_image(image_rgb)
     assert image_rgb.flags.writeable
-    assert_alike(name, image_rgb, stored_pixels(KINDS[kind]))
+    assert_alike(name, image_rgb, stored_pixels(KINDS[kind], turned=name in TURNING))
 
 
 @pytest.mark.parametrize("transform", [b"\0", b"\x02"], ids=["CMYK", "YCCK"])
@@ -158,6 +161,7 @@ def test_four_threads_decode_what_one_does(decode):
         ("pillow", "PIL.Image", "pillow"),
         ("simplejpeg_scaled", "simplejpeg", "simplejpeg"),
         ("kornia_rs", "kornia_rs", "kornia-rs"),
+        ("torchcodec", "torchcodec.decoders", "torchcodec"),
         ("torchvision", "torchvision.io", r"torchvision torch==[\d.]+"),
     ],
 )

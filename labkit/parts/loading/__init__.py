@@ -6,7 +6,7 @@
 
 A loader takes `(source, settings)` and returns an iterable that starts an epoch each time it is
 iterated.  The batches of an epoch and their order depend on the source alone, not on the loader
-or its number of workers, unless the loader `has_own_order`.
+or its number of workers, unless the loader `has_own_order` or its `order_varies`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Literal
 
 from labkit.contracts import Chosen, Part
 from labkit.parts.loading.dali import load_with_dali
+from labkit.parts.loading.shards import describe_order, load_shards
 from labkit.parts.loading.source import Source
 from labkit.parts.loading.tf_data import load_as_published, load_tfrecords, load_with_tf_data
 from labkit.parts.loading.threads import load_with_threads
@@ -42,6 +43,10 @@ class Loader(Part):
     """It decodes and preprocesses on the GPU."""
     has_own_order: bool = False
     """It delivers the same images in every epoch, but not in the source's order."""
+    order_varies: bool = False
+    """Batches come as they get ready, in another order each time."""
+    describe_order: Callable[[Source, Settings], str] | None = None
+    """Tells of its order what a row says; None: nothing is special about it."""
     repeats_one_batch: bool = False
     """Nothing is loaded in the epochs."""
 
@@ -83,6 +88,14 @@ class Loader(Part):
 LOADERS: dict[str, Callable[[Source, Settings], Iterable]] = {
     "torch": Loader(load_with_torch, workers="processes"),
     "torch_iterable": Loader(partial(load_with_torch, make=IterableLoader), workers="processes"),
+    "torch_by_batch": Loader(partial(load_with_torch, by_batch=True), workers="processes"),
+    "torch_any_order": Loader(
+        partial(load_with_torch, in_order=False), workers="processes", order_varies=True
+    ),
+    "torch_file_system": Loader(partial(load_with_torch, through_files=True), workers="processes"),
+    "shards": Loader(
+        load_shards, workers="processes", has_own_order=True, describe_order=describe_order
+    ),
     "threads": Loader(load_with_threads, workers="threads"),
     "resident": Loader(ResidentLoader, repeats_one_batch=True),
     "tf_data": Loader(load_with_tf_data, reads="folder"),

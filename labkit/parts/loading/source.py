@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from labkit import install
+from labkit.contracts import Annotation, Content, Reader
 from labkit.settings import Settings
 
 if TYPE_CHECKING:
@@ -34,11 +35,21 @@ RIVALS = install.extra("rivals")  # tf.data and DALI
 class Source(Protocol):
     """The interface of the data to loaders."""
 
-    order: Iterable[tuple[int, int]]
-    """Keys (epoch, image index) of the current epoch, shuffled by the seed."""
+    reader: Reader
+    """The data, opened."""
+
+    @property
+    def order(self) -> Iterable[tuple[int, int]]:
+        """Keys (epoch, image index) of the current epoch, shuffled by the seed."""
 
     def __getitem__(self, key: tuple[int, int]) -> dict:
         """Read, decode and preprocess one image."""
+
+    def read(self, key: tuple[int, int]) -> tuple[Content, Annotation]:
+        """Read one image as it is stored."""
+
+    def make(self, key: tuple[int, int], stored: tuple[Content, Annotation]) -> dict:
+        """Decode and preprocess what was read."""
 
     def collate(self, samples: list[dict]) -> dict[str, torch.Tensor]:
         """Join samples into one batch."""

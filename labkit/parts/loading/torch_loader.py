@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from labkit.parts.loading.source import Source, pin
@@ -20,7 +21,13 @@ if TYPE_CHECKING:
 
 
 def load_with_torch(
-    source: Source, settings: Settings, make: Callable[..., Iterable] | None = None
+    source: Source,
+    settings: Settings,
+    make: Callable[..., Iterable] | None = None,
+    *,
+    by_batch: bool = False,
+    in_order: bool = True,
+    through_files: bool = False,
 ) -> Iterable[dict[str, torch.Tensor]]:
     """Load with torch's DataLoader and every setting that it has.
 
@@ -28,16 +35,22 @@ def load_with_torch(
         source: the samples.
         settings: complete.
         make: called with the arguments of DataLoader; None: DataLoader itself.
+        by_batch: ask the data set for whole batches, by `__getitems__`.
+        in_order: hand over batches in the order of their keys, and not as they get ready.
+        through_files: workers share memory by the names of files and not by open files: torch's
+            sharing strategy file_system.
     """
     import torch
 
     workers = settings.num_workers
-    if workers and torch.multiprocessing.get_sharing_strategy() == "file_descriptor":
+    keeps_files_open = torch.multiprocessing.get_sharing_strategy() == "file_descriptor"
+    if workers and keeps_files_open and not through_files:
         # Beside those ahead: one in the making, and the last two, which workers inherit.
         batches = workers * settings.prefetch_factor + 3
         _check_open_files(workers, 8 * batches)  # a sample has 8 entries at most
+    start_worker = partial(_share_through_files, source) if through_files else source.start_worker
     loader = (make or torch.utils.data.DataLoader)(
-        source,
+        _ByBatch(source) if by_batch else source,
         batch_size=settings.batch_size,
         sampler=source.order,
         drop_last=True,
@@ -48,10 +61,40 @@ def load_with_torch(
         prefetch_factor=settings.prefetch_factor if workers else None,
         persistent_workers=settings.persistent_workers and workers > 0,
         multiprocessing_context=settings.multiprocessing_context if workers else None,
-        worker_init_fn=source.start_worker if workers else None,
+        worker_init_fn=start_worker if workers else None,
+        in_order=in_order,
     )
     # torch pins only with CUDA; the simulated GPU needs the same copy.
     return pin(loader, settings, threaded=workers > 0) if settings.is_on_simulated_gpu else loader
+
+
+def _share_through_files(source: Source, worker_id: int) -> None:
+    """Start a worker that shares its batches by the names of files.
+
+    The process that makes a tensor decides how it is shared, so the training process keeps its own
+    strategy.  Source: torch.multiprocessing, "Sharing strategies".
+    """
+    import torch
+
+    torch.multiprocessing.set_sharing_strategy("file_system")
+    source.start_worker(worker_id)
+
+
+class _ByBatch:
+    """A data set that DataLoader asks for a batch in one call.
+
+    Samples that are made from a JPEG each share no work, so they are made one after the other.
+    Source: torch/utils/data/_utils/fetch.py, _MapDatasetFetcher.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    def __getitem__(self, key: tuple[int, int]) -> dict:
+        return self._source[key]
+
+    def __getitems__(self, keys: list[tuple[int, int]]) -> list[dict]:
+        return [self._source[key] for key in keys]
 
 
 def _check_open_files(workers: int, sent: int) -> None:
@@ -105,18 +148,33 @@ class IterableLoader:
     If every worker iterated over all of it, each image would be delivered once per worker; split
     image by image, batches would depend on the number of workers.  So worker w of W makes the
     batches w, w + W, w + 2 W …; DataLoader asks the workers in turn and so keeps the order.
+
+    Args:
+        dataset: the samples.
+        batch_size: images of a batch.
+        sampler: the keys of an epoch.
+        shares: (dataset, keys) -> what a worker iterates over; None: every W-th batch.
+        **how: arguments of DataLoader.
     """
 
-    def __init__(self, dataset: Source, *, batch_size: int, sampler: Iterable, **how: Any):
+    def __init__(
+        self,
+        dataset: Source,
+        *,
+        batch_size: int,
+        sampler: Iterable,
+        shares: Callable[..., Iterable] | None = None,
+        **how: Any,
+    ):
         import torch
 
         self._sampler, self._batch_size = sampler, batch_size
         # Persistent workers have a copy of the sampler of the first epoch: the keys are shared.
         self._keys = self._list_keys().share_memory_()
-        torch.utils.data.IterableDataset.register(_Shares)  # torch is not imported before
-        shares: Any = _Shares(dataset, self._keys)
+        share: Any = (shares or _Shares)(dataset, self._keys)
+        torch.utils.data.IterableDataset.register(type(share))  # torch is not imported before
         self._loader: torch.utils.data.DataLoader = torch.utils.data.DataLoader(
-            shares, batch_size, **how
+            share, batch_size, **how
         )
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:

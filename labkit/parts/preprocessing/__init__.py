@@ -30,6 +30,7 @@ from labkit.parts.preprocessing.crops import (
     classification_crop,
     classification_crop_on_device,
     classification_crop_pillow,
+    classification_crop_v2,
     draw_crop,
 )
 from labkit.parts.preprocessing.loops import loops
@@ -60,6 +61,8 @@ class Preprocessor(Part):
     """It also takes an `ImageInParts`, as it uses one rectangle of the image's pixels."""
     crop: Callable[[tuple[int, int, int], int, int], tuple[int, int, int, int, bool]] | None = None
     """The part of the image that it takes, as of `draw_crop`; None: all of it."""
+    weighs_by_distance: bool = False
+    """Where it shrinks a crop, pixels near the middle of an average count more, as in Pillow."""
 
     def at_least_px(
         self, key: tuple[int, int, int], size_px: tuple[int, int], input_px: int
@@ -102,7 +105,14 @@ PREPROCESSORS: dict[str, Preprocessor] = {
         crop=draw_crop,
     ),
     "classification_crop_pillow": Preprocessor(
-        classification_crop_pillow, batch="classifier", in_pillow=True, crop=draw_crop
+        classification_crop_pillow,
+        batch="classifier",
+        in_pillow=True,
+        crop=draw_crop,
+        weighs_by_distance=True,
+    ),
+    "classification_crop_v2": Preprocessor(
+        classification_crop_v2, batch="classifier", crop=draw_crop, weighs_by_distance=True
     ),
 }
 

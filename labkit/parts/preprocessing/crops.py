@@ -3,7 +3,7 @@
     (seed, epoch, image) + size -> crop, flip ─┐
     image ─────────────────────────────────────┴> crop -> resize -> flip -> 0..1 -> mean/std
 
-The draws depend on nothing else, so all three preprocessors, and every decoder, deliver the same
+The draws depend on nothing else, so all four preprocessors, and every decoder, deliver the same
 crops.  Pillow averages the pixels of a crop that is larger than the output, with weights that fall
 off to both sides, as torchvision does.  OpenCV's linear filter reads four pixels: of a crop up to
 twice the output it leaves none out, in a fifth of the time of an average; larger ones it averages.
@@ -14,8 +14,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from labkit.contracts import Sample
-from labkit.parts.preprocessing.classification import as_pillow, finish, numbers
+from labkit.contracts import Sample, open_library
+from labkit.parts.preprocessing.classification import (
+    MEAN_RGB,
+    STD_RGB,
+    as_pillow,
+    finish,
+    numbers,
+)
 
 # Of the sides of a crop, whose logarithm is drawn.
 LOG_RATIOS = float(np.log(3 / 4)), float(np.log(4 / 3))
@@ -96,6 +102,32 @@ def classification_crop_pillow(sample: Sample, input_px: int) -> dict[str, np.nd
     if flipped:
         image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
     return finish(sample, np.asarray(image))
+
+
+def classification_crop_v2(sample: Sample, input_px: int) -> dict[str, np.ndarray]:
+    """Make the same sample by torchvision.transforms.v2 on uint8 tensors, which averages as Pillow.
+
+    Arguments and result as `classification_crop`.
+
+    Raises:
+        ValueError: the largest box's category id is not one of COCO's.
+        Skip: torchvision is missing or broken.
+
+    Source: torchvision, "Transforms v2", "Performance considerations".
+    """
+    torch = open_library("torch", "torch")
+    of_torch = f"torchvision torch=={torch.__version__.split('+')[0]}"  # so that pip keeps torch
+    v2 = open_library("torchvision.transforms.v2.functional", of_torch)
+    height, width = sample.image_rgb.shape[:2]
+    (left, top, right, bottom), flipped = _crop_of(sample, width, height)
+    image = torch.from_numpy(sample.image_rgb).permute(2, 0, 1)
+    where, size = (top, left, bottom - top, right - left), [input_px, input_px]
+    image = v2.resized_crop(image, *where, size, antialias=True)
+    if flipped:
+        image = v2.horizontal_flip(image)
+    image = v2.to_dtype(image, torch.float32, scale=True)
+    image = v2.normalize(image, MEAN_RGB.tolist(), STD_RGB.tolist())
+    return {"image": image.contiguous().numpy(), **numbers(sample)}
 
 
 def _crop_and_resize(sample: Sample, input_px: int) -> np.ndarray:

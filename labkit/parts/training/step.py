@@ -6,6 +6,7 @@ so that loading can be measured alone.  Importing this module does not import to
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -47,7 +48,7 @@ def detector(settings: Settings, device: Device) -> Step:
     """Train CenterNet's res_18 from scratch on `batches.detector_batch`, with Adam.
 
     Args:
-        settings: uses seed, loss, precision and memory_format.
+        settings: uses seed, loss, precision, memory_format and compile_model.
         device: where the model is; a real one.
 
     Source: CenterNet (Zhou et al. 2019): heat maps, box sizes and center offsets.
@@ -70,7 +71,7 @@ def classifier(settings: Settings, device: Device, build: str = "build_classifie
     """Train a classifier from scratch on `batches.classifier_batch`.
 
     Args:
-        settings: uses seed, precision and memory_format.
+        settings: uses seed, precision, memory_format and compile_model.
         device: where the model is; a real one.
         build: the function of `model` that makes it: a ResNet-18, or one of 0.4 million parameters,
             so few that a slow link exchanges them in some tenths of a second.
@@ -201,7 +202,7 @@ STEPS: dict[str, Callable[[Settings, Device], Step]] = {
 
 
 def label(settings: Settings) -> dict[str, str]:
-    """Return the row's labels of a simulated loss, and of a precision that is not float32."""
+    """Return the row's labels of a simulated loss, of a precision, and of a compiled model."""
     labels, step = {}, as_part(StepPart, STEPS.get(settings.step))
     if settings.loss != VECTORIZED and step.is_simulated:
         labels["loss"] = "in loops, the host's cost only"
@@ -211,6 +212,8 @@ def label(settings: Settings) -> dict[str, str]:
         labels["precision"] = f"amp ({dtype}{scaled})"
     elif settings.device == "cuda" and step.takes and _convolves_in_tf32():
         labels["precision"] = "fp32 (convolutions in TF32)"
+    if settings.compile_model:
+        labels["model"] = "compiled by torch.compile, before the epochs"
     return labels
 
 
@@ -225,6 +228,7 @@ def _train(
     import torch
 
     model = distribute(model, settings)
+    compute = _compiled(model) if settings.compile_model else model
     first = last = last_logits = None
     kind, layout = device.torch_device.type, _layout(settings)
     in_precision: Callable[[], AbstractContextManager] = nullcontext
@@ -240,7 +244,7 @@ def _train(
         nonlocal first, last, last_logits
         image = batch["image"].contiguous(memory_format=layout)
         with in_precision():
-            outputs = model(image)
+            outputs = compute(image)
         loss = loss_of(outputs, batch)  # in float32, in any precision
         last = loss.detach()  # the number without the graph, still on the device
         first = last if first is None else first
@@ -279,6 +283,15 @@ def _seeded(
         torch.default_generator.manual_seed(settings.seed)
         model: Any = build()  # torch types `to` without memory_format
     return model.to(device.torch_device, memory_format=_layout(settings))
+
+
+def _compiled(model: torch.nn.Module) -> Callable[..., Any]:
+    """Return a model that its first step compiles."""
+    import torch
+
+    # Other processes that compile would start beside the epochs, and take a core from the workers.
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+    return torch.compile(model)
 
 
 def _layout(settings: Settings) -> torch.memory_format:

@@ -5,6 +5,7 @@ Thread, process, shared-memory and file-handle counts are the kernel's own.
 
 import gc
 import threading
+import time
 from pathlib import Path
 
 import psutil
@@ -13,7 +14,8 @@ import torch
 from jpegs import encode, photo
 from small import completed
 
-from labkit.parts.loading import LOADERS
+from labkit.parts.decoding import DECODERS
+from labkit.parts.loading import LOADERS, load_with_torch
 from labkit.parts.loading.source import PinningLoader
 from labkit.pipeline import open_loader
 from labkit.resolve import resolve
@@ -21,7 +23,9 @@ from tests.processes import until
 
 OURS = [name for name, its in LOADERS.items() if not its.is_outside]  # the others: test_rivals
 ALL = pytest.mark.parametrize("name", OURS)
-LOADING = pytest.mark.parametrize("name", [name for name in OURS if name != "resident"])
+OTHER_ORDER = ("resident", "torch_any_order", "shards")
+IN_ORDER = [name for name in OURS if name not in OTHER_ORDER]
+LOADING = pytest.mark.parametrize("name", IN_ORDER)
 
 
 def settings(photos, **changes):
@@ -117,6 +121,65 @@ def test_an_error_behind_the_stand_in_for_pinning_reaches_the_loop():
 def test_what_spawned_workers_load_is_the_same(photos):
     changes = {"num_workers": 1, "multiprocessing_context": "spawn"}
     assert ids(delivered(photos, **changes)) == ids(delivered(photos))
+
+
+# --- PyTorch's own list -----------------------------------------------------------------------
+
+
+def test_in_any_order_a_late_batch_holds_up_no_other_and_none_is_lost(photos, wanted, monkeypatch):
+    first = set(ids(wanted[0][:1]))
+    plain = DECODERS["opencv"]
+    late_jpegs = {Path(path).read_bytes() for path in first_files(photos, first)}
+
+    def late(jpeg):
+        time.sleep(0.5 * (jpeg in late_jpegs))
+        return plain(jpeg)
+
+    monkeypatch.setitem(DECODERS, "late", late)
+    how = {"num_workers": 2, "decoder": "late"}
+    in_order = delivered(photos, loader="torch", **how)
+    any_order = delivered(photos, loader="torch_any_order", **how)
+    assert set(ids(in_order[:1])) == first
+    assert set(ids(any_order[:1])).isdisjoint(first)
+    assert sorted(map(ids_of, any_order)) == sorted(map(ids_of, in_order))
+
+
+def first_files(photos, image_ids):
+    reader = resolve(settings(photos)).reader
+    return [reader.where(i) for i in image_ids]
+
+
+def ids_of(batch):
+    return batch["sample_id"].tolist()
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="counts as Linux has them")
+def test_a_batch_that_is_shared_by_file_keeps_no_file_open(photos):
+    opened = {}
+    for name in ("torch", "torch_file_system"):
+        before = psutil.Process().num_fds()
+        batches = delivered(photos, loader=name, num_workers=1, pin_memory=False)
+        tensors = sum(len(batch) for batch in batches)
+        gc.collect()
+        opened[name] = psutil.Process().num_fds() - before
+        del batches
+    assert opened["torch"] >= tensors > 2 * opened["torch_file_system"]
+    assert torch.multiprocessing.get_sharing_strategy() == "file_descriptor"
+
+
+def test_a_data_set_is_asked_for_a_whole_batch_at_once(photos):
+    asked = []
+
+    class Recording(torch.utils.data.DataLoader):
+        def __init__(self, dataset, **how):
+            fetch = dataset.__getitems__
+            dataset.__getitems__ = lambda keys: asked.append(len(keys)) or fetch(keys)
+            super().__init__(dataset, **how)
+
+    source, _ = open_loader(resolve(settings(photos)))
+    loader = load_with_torch(source, source.settings, Recording, by_batch=True)
+    assert len(ids(loader)) == 24
+    assert asked == [4] * 6
 
 
 # --- what is left ---------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from jpegs import installed
 from small import completed
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
@@ -114,7 +115,7 @@ class TestTheSameAsTorch:
 
 
 class TestLabkitsLoader:
-    @pytest.mark.parametrize("preprocessor", PREPROCESSORS)
+    @pytest.mark.parametrize("preprocessor", installed(PREPROCESSORS))
     def test_every_preprocessor_does_equal_work(self, photos, preprocessor):
         base = completed(data=str(photos), preprocessor=preprocessor, device="cpu")
         torchs, threads = (

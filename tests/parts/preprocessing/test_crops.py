@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jpegs import encode
+from jpegs import encode, installed, why_missing
 from PIL import Image
 from scipy import stats
 
@@ -29,6 +29,7 @@ from labkit.parts.preprocessing.crops import draw_crop
 from labkit.photos.make import make_photos
 
 CROPS = [name for name, part in PREPROCESSORS.items() if part.crop is not None]
+NO_V2 = why_missing("classification_crop_v2")
 DRAWS = 4000
 SAME_DISTRIBUTION = 1e-3  # of a Kolmogorov-Smirnov test; the draws are fixed, so it never varies
 
@@ -150,7 +151,10 @@ def test_pillow_makes_what_torchvision_makes_of_an_image(jpegs):
 def test_all_crop_preprocessors_do_the_same_work(jpegs, input_px):
     samples = [replace(make_sample(jpeg), sample_id=i) for i, jpeg in enumerate(jpegs)]
     specs = classifier_batch(len(samples), input_px)
-    opencv, on_device, pillow = (finish(name, samples, input_px) for name in CROPS)
+    opencv, on_device, pillow = (
+        finish(f"classification_crop{how}", samples, input_px)
+        for how in ("", "_on_device", "_pillow")
+    )
     assert difference(on_device, opencv, specs) == ""
     assert difference(pillow, opencv, specs, levels=AVERAGED_TOLERANCE_LEVELS) == ""
     # Other crops, or crops that are not flipped, are not the same work.
@@ -160,6 +164,17 @@ def test_all_crop_preprocessors_do_the_same_work(jpegs, input_px):
     ):
         apart = difference(pillow, other, specs, levels=AVERAGED_TOLERANCE_LEVELS)
         assert apart.startswith("image must differ")
+
+
+@pytest.mark.skipif(bool(NO_V2), reason=NO_V2)
+@pytest.mark.parametrize("input_px", [64, 224, 512])
+def test_torchvision_v2_makes_what_pillow_makes_but_for_a_level(jpegs, input_px):
+    samples = [replace(make_sample(jpeg), sample_id=i) for i, jpeg in enumerate(jpegs)]
+    specs = classifier_batch(len(samples), input_px)
+    v2, pillow = (
+        finish(f"classification_crop_{how}", samples, input_px) for how in ("v2", "pillow")
+    )
+    assert difference(v2, pillow, specs) == ""
 
 
 @pytest.mark.parametrize("name", [name for name, part in PREPROCESSORS.items() if part.in_pillow])
@@ -191,7 +206,7 @@ def test_a_scaled_image_is_as_small_as_leaves_the_crop_its_pixels(width, height,
     assert min(scaled.shape[:2]) >= min(at_least_px, shorter)
 
 
-@pytest.mark.parametrize("name", CROPS)
+@pytest.mark.parametrize("name", installed(CROPS))
 def test_a_scaled_decoder_delivers_the_same_crops(jpegs, name):
     input_px, part, samples, whole = 64, PREPROCESSORS[name], [], []
     for i, jpeg in enumerate(jpegs):

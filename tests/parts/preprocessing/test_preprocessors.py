@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jpegs import installed
 from PIL import Image
 
 from labkit.analysis.equal_work import difference
@@ -172,7 +173,7 @@ def test_a_box_outside_the_crop_leaves_its_slot_empty(name):
     assert not batch["heatmap"][0, 0].any()
 
 
-@pytest.mark.parametrize("name", PREPROCESSORS)
+@pytest.mark.parametrize("name", installed(PREPROCESSORS))
 def test_a_red_image_stays_red(name):
     red = np.zeros((64, 64, 3), np.uint8)
     red[..., 0] = 255
@@ -180,7 +181,7 @@ def test_a_red_image_stays_red(name):
     assert middle[0] > max(middle[1], middle[2]) + 1
 
 
-@pytest.mark.parametrize("name", PREPROCESSORS)
+@pytest.mark.parametrize("name", installed(PREPROCESSORS))
 def test_batches_meet_their_contract_and_the_decoded_image_is_left_as_it_was(name):
     samples = [random_sample(boxes, sample_id=40 + boxes) for boxes in (0, 3, 5, 6)]
     assert {draw(sample).flipped for sample in samples} == {True, False}
@@ -193,14 +194,14 @@ def test_batches_meet_their_contract_and_the_decoded_image_is_left_as_it_was(nam
         assert np.array_equal(sample.annotation.boxes_xyxy, boxes)
 
 
-@pytest.mark.parametrize("name", PREPROCESSORS)
+@pytest.mark.parametrize("name", installed(PREPROCESSORS))
 def test_an_unknown_category_is_refused_by_number(name):
     sample = make_sample([(10, 10, 80, 80)], [12])  # 12 is one of COCO's gaps
     with pytest.raises(ValueError, match=r"category_ids must be COCO's .* got 12; renumber"):
         PREPROCESSORS[name](sample, 64)
 
 
-@pytest.mark.parametrize("name", CLASSIFIERS)
+@pytest.mark.parametrize("name", installed(CLASSIFIERS))
 def test_the_label_is_the_class_of_the_largest_box(name):
     boxes = [(0, 0, 10, 10), (0, 0, 50, 60), (0, 0, 20, 20)]
     assert finish(name, [make_sample(boxes, [1, 90, 3])], 64)["label"] == [79]

@@ -11,6 +11,7 @@ import pytest
 import torch
 from training_batches import make_batch
 
+from labkit.machine import hardware
 from labkit.parts.training import STEPS, label, step
 from labkit.parts.training.model import build_classifier
 from labkit.settings import Settings
@@ -18,6 +19,7 @@ from labkit.settings import Settings
 REAL_STEPS = ["detector", "classifier"]
 PLAIN = {}
 MIXED = {"precision": "amp", "memory_format": "channels_last"}
+NO_COMPILER = hardware.why_no_compiler()
 
 
 @pytest.fixture(autouse=True)
@@ -84,6 +86,25 @@ def test_every_precision_starts_at_the_same_loss_and_learns(name, device):
         first.append(losses[0])
     assert first[1] == pytest.approx(first[0], rel=0.01)
     assert first[1] != first[0]  # rounded
+
+
+@pytest.mark.skipif(bool(NO_COMPILER), reason=NO_COMPILER)
+def test_a_compiled_model_trains_as_the_plain_one(monkeypatch):
+    batch, losses, compiled_models, compile_model = make_batch(), {}, [], torch.compile
+
+    def recording(model):
+        compiled_models.append(model)
+        return compile_model(model)
+
+    monkeypatch.setattr(torch, "compile", recording)
+    for compiled in (False, True):
+        settings = Settings(seed=3, device="cpu", step="small_classifier", compile_model=compiled)
+        made = STEPS["small_classifier"](settings, on("cpu"))
+        losses[compiled] = losses_of(made, batch, steps=3)
+        assert ("model" in label(settings)) is compiled
+        assert len(compiled_models) == compiled
+    assert losses[True] == pytest.approx(losses[False], rel=1e-3)
+    assert made.first_loss() == losses[True][0]
 
 
 @pytest.mark.parametrize("name", REAL_STEPS)
