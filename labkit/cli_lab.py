@@ -38,7 +38,7 @@ from labkit.settings import (
     PROTOCOLS,
     field_kinds,
     help_texts,
-    with_settings,
+    read_value,
 )
 
 Options = argparse.Namespace
@@ -441,13 +441,12 @@ def _run_options() -> argparse.ArgumentParser:
     settings = made.add_argument_group("settings, for all variants")
     for name, (kind, choices, _) in field_kinds().items():
         listed = f" One of: {', '.join(TABLES[name])}." if name in TABLES else ""
-        read: Callable[[str], Any] = _yes_or_no if kind is bool else kind
         if name in NUMBERS_OR_NAMES:
-            read, choices = partial(_number_or_name, name), ()
+            choices = ()
         settings.add_argument(
             f"--{name.replace('_', '-')}",
             dest=name,
-            type=read,
+            type=partial(_setting, name),
             choices=choices or None,
             metavar=None if choices else {int: "N", float: "N", bool: "yes|no"}.get(kind, "NAME"),
             default=argparse.SUPPRESS,
@@ -456,14 +455,8 @@ def _run_options() -> argparse.ArgumentParser:
     return made
 
 
-def _number_or_name(setting: str, text: str) -> float | str:
+def _setting(name: str, word: str) -> Any:
     try:
-        return getattr(with_settings(lab.Settings(), {setting: text}), setting)
+        return read_value(name, word)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _yes_or_no(text: str) -> bool:
-    if text not in ("yes", "no"):
-        raise argparse.ArgumentTypeError(f"must be yes or no, got {text!r}")
-    return text == "yes"

@@ -150,7 +150,7 @@ class Settings:
     def __post_init__(self) -> None:
         for name, kind in NUMBERS_OR_NAMES.items():
             if isinstance(value := getattr(self, name), str | int):
-                with contextlib.suppress(ValueError):  # it is a name
+                with contextlib.suppress(ValueError, OverflowError):  # it is a name
                     number = value if isinstance(value, bool) else kind(value)
                     object.__setattr__(self, name, number)
         for field in fields(self):
@@ -314,14 +314,24 @@ def read_changes(text: str) -> dict[str, Any]:
                 f"variant must be setting=value with one of {known}, got {part!r}; "
                 "several changes are separated by commas"
             )
-        kind = field_kinds()[name][0]
-        yes_or_no: dict[str, Any] = {"yes": True, "no": False}
-        try:
-            changes[name] = yes_or_no[word] if kind is bool else kind(word)
-        except (KeyError, ValueError):
-            words = {int: "a whole number", float: "a number", bool: "yes or no"}[kind]
-            raise ValueError(f"{name} must be {words}, got {word!r}") from None
+        changes[name] = read_value(name, word)
     return changes
+
+
+def read_value(name: str, word: str) -> Any:
+    """Read the value of a setting as the form and the command line have it.
+
+    Raises:
+        ValueError: the setting does not take it.
+    """
+    kind = field_kinds()[name][0]
+    yes_or_no: dict[str, Any] = {"yes": True, "no": False}
+    try:
+        value = yes_or_no[word] if kind is bool else kind(word)
+    except (KeyError, ValueError):
+        words = {int: "a whole number", float: "a number", bool: "yes or no"}[kind]
+        raise ValueError(f"{name} must be {words}, got {word!r}") from None
+    return getattr(with_settings(Settings(), {name: value}), name)
 
 
 def with_new_names(stored: Mapping[str, Any]) -> dict[str, Any]:

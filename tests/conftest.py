@@ -10,6 +10,7 @@ names the bottleneck that it measures, is marked `alone`: `make test` runs it af
 
 import importlib.util
 import os
+import random
 import re
 import shutil
 import signal
@@ -24,9 +25,14 @@ from hypothesis import HealthCheck, settings
 
 # Torch's threads would wait for each other by spinning, which takes the cores from other tests.
 os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
-# A busy machine may be slow, and a test may not pass by chance.
+# A busy machine may be slow.  Each session draws other examples, in CI too: its seed is printed.
 settings.register_profile(
-    "tests", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+    "tests",
+    deadline=None,
+    derandomize=False,
+    database=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("tests")
 # The notebooks' JSON library would build a grammar of addresses in each process, in 3 s.
@@ -48,7 +54,10 @@ ON_THE_DISK = (
 )  # fmt: skip
 
 
+@pytest.hookimpl(tryfirst=True)  # before the plugin of Hypothesis
 def pytest_configure(config):
+    if config.option.hypothesis_seed is None:  # one for all processes that test at the same time
+        config.option.hypothesis_seed = str(random.SystemRandom().randrange(2**32))
     # A shell starts commands in the background with SIGINT ignored, and children inherit that:
     # tests that interrupt a command would wait for ever.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -82,8 +91,11 @@ def pytest_fixture_setup():
     os.environ.pop("PYTEST_CURRENT_TEST", None)
 
 
-def pytest_terminal_summary(terminalreporter):
+def pytest_terminal_summary(terminalreporter, config):
     skips.summarize(terminalreporter)
+    if terminalreporter.stats.get("failed"):
+        seed = config.option.hypothesis_seed
+        terminalreporter.write_line(f"examples drawn with --hypothesis-seed={seed}")
 
 
 def pytest_sessionfinish(session):

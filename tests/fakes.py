@@ -111,26 +111,29 @@ TRAINING = {
 }  # fmt: skip
 
 
-def fake_loss(variant: str, loss: float | None, **settings: object) -> Trial:
-    """One trial on a real device, with the last loss of its training."""
-    return replace(fake_trial(variant, 0), settings={**TRAINING, **settings}, loss=loss)
-
-
 MEANS = {"image": [-0.5, 0.25, 0.0], "label": 12.5}
 
 
 def fake_work(
     variant: str,
     *,
+    loss: float | None = 2.0,
+    first_loss: float | None = None,
     ids_crc: int | None = 7,
     means: Mapping[str, object] | None = MEANS,
     **settings: object,
 ) -> Trial:
     """One trial with what the last batch of its second epoch held; the first one's was right."""
-    trial = fake_loss(variant, None, **settings)
+    trial = fake_trial(variant, 0)
     right = replace(trial.epochs[0], last_ids_crc=7, last_means=MEANS)
     last = replace(trial.epochs[1], last_ids_crc=ids_crc, last_means=means)
-    return replace(trial, epochs=(right, last))
+    return replace(
+        trial,
+        settings={**TRAINING, **settings},
+        loss=loss,
+        first_loss=first_loss,
+        epochs=(right, last),
+    )
 
 
 def fake_trials(

@@ -81,55 +81,45 @@ def test_the_version_is_found_in_either_form(tmp_path, line, version):
     assert read(tmp_path, line, INFO + "Using network IB").version == version
 
 
-@pytest.mark.parametrize(
-    ("words", "is_disabled"),
-    [
-        (DISABLED_HCA.format(0), True),
-        ("GPU Direct RDMA Disabled for GPU ca000 / HCA 0 (distance 7 > 4)", True),
-        ("GPU Direct RDMA Enabled for GPU 81000 / HCA 1 (distance 6 <= 7), read 1", False),
-        ("NET/OFI Could not disable CUDA API usage for HMEM, disabling GDR", True),
-        ("NET/IB : No device found.", True),
-        (NO_NVLS, True),
-        ("NVLS multicast support is available on dev 0 (NVLS_NCHANNELS 16)", False),
-        ("P2P is disabled between connected GPUs 1 and 0.", True),
-        ("NCCL_IB_DISABLE set by environment to 1.", True),
-        ("NCCL_IB_DISABLE set by environment to 0.", False),
-        ("NCCL_NVLS_ENABLE set by environment to 0.", True),
-        ("NCCL_NET_GDR_LEVEL set by environment to LOC", True),
-        ("NCCL_NET_GDR_LEVEL set by environment to PXB", False),
-        # What NCCL_P2P_DISABLE=1 becomes, up to 2.22.
-        ("NCCL_P2P_LEVEL set by environment to LOC", True),
-        ("NCCL_P2P_LEVEL set by environment to SYS", False),
-        (
-            "Failed to bind NVLink SHARP (NVLS) Multicast memory of size 2097152 : CUDA error 401 "
-            "'the operation cannot be performed'. Proceeding without NVLS support.",
-            True,
-        ),
-        (
-            "Communicator has 1 nodes which is less than CollNet node threshold 2, "
-            "disabling CollNet",
-            True,
-        ),
-        ("Using 256 threads, Min Comp Cap 7, Trees disabled", False),
-    ],
-)
-def test_what_is_disabled_is_said_in_the_words_of_nccl(tmp_path, words, is_disabled):
-    log = read(tmp_path, INFO + words)
-    assert log.disabled == ((words,) if is_disabled else ())
+DISABLED = [
+    DISABLED_HCA.format(0),
+    "GPU Direct RDMA Disabled for GPU ca000 / HCA 0 (distance 7 > 4)",
+    "NET/OFI Could not disable CUDA API usage for HMEM, disabling GDR",
+    "NET/IB : No device found.",
+    NO_NVLS,
+    "P2P is disabled between connected GPUs 1 and 0.",
+    "NCCL_IB_DISABLE set by environment to 1.",
+    "NCCL_NVLS_ENABLE set by environment to 0.",
+    "NCCL_NET_GDR_LEVEL set by environment to LOC",
+    "NCCL_P2P_LEVEL set by environment to LOC",  # what NCCL_P2P_DISABLE=1 becomes, up to 2.22
+    "Failed to bind NVLink SHARP (NVLS) Multicast memory of size 2097152 : CUDA error 401",
+    "Communicator has 1 nodes which is less than CollNet node threshold 2, disabling CollNet",
+]
+NOT_DISABLED = [
+    "GPU Direct RDMA Enabled for GPU 81000 / HCA 1 (distance 6 <= 7), read 1",
+    "NVLS multicast support is available on dev 0 (NVLS_NCHANNELS 16)",
+    "NCCL_IB_DISABLE set by environment to 0.",
+    "NCCL_NET_GDR_LEVEL set by environment to PXB",
+    "NCCL_P2P_LEVEL set by environment to SYS",
+    "Using 256 threads, Min Comp Cap 7, Trees disabled",
+]
+
+
+def test_what_is_disabled_is_said_in_the_words_of_nccl(tmp_path):
+    log = read(tmp_path, *(INFO + words for words in (*NOT_DISABLED, *DISABLED)))
+    assert log.disabled == tuple(DISABLED)
 
 
 def channel(source, target, via, *, number=0):
     return f"{INFO}Channel {number:02}/0 : {source}[0] -> {target}[0] {via}"
 
 
-def both_ends(via, *, channels=4):
+def both_ends(via):
     """Lines of two ranks, interleaved: each sends to the other and receives."""
     return [
         channel(source, 1 - source, f"[{end}] via {via}", number=number)
-        for number in range(channels)
-        for source in (0, 1)
-        for end in ("send", "receive")
-    ]
+        for number in range(4) for source in (0, 1) for end in ("send", "receive")
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -137,26 +127,17 @@ def both_ends(via, *, channels=4):
     [
         (both_ends("NET/IB/0/GDRDMA"), "GPUDirect RDMA on 8 of 8 network channels"),
         (both_ends("NET/Socket/0"), "No GPUDirect RDMA: sockets between ranks 0 and 1"),
-        (
-            [channel(rank, rank + 1, "[send] via NET/IB/0") for rank in range(3)],
-            "No GPUDirect RDMA: InfiniBand between ranks 0 and 1 and 2 others",
-        ),
-        (
-            [
-                channel(0, 8, "[send] via NET/IB/0"),
-                channel(0, 8, "[receive] via NET/IB/1/GDRDMA"),
-                channel(8, 0, "[receive] via NET/IB/0/GDRDMA"),
-            ],
-            "GPUDirect RDMA on 1 of 2 network channels: "
-            "without it InfiniBand [send] between ranks 0 and 8",
-        ),
-        (
-            [f"{INFO}CollNet 00/0 : 6 [send] via COLLNET/SHARP/1"],
-            "No GPUDirect RDMA: collnet at rank 6",
-        ),
+        ([channel(rank, rank + 1, "[send] via NET/IB/0") for rank in range(3)],
+         "No GPUDirect RDMA: InfiniBand between ranks 0 and 1 and 2 others"),
+        ([channel(0, 8, "[send] via NET/IB/0"), channel(0, 8, "[receive] via NET/IB/1/GDRDMA"),
+          channel(8, 0, "[receive] via NET/IB/0/GDRDMA")],
+         "GPUDirect RDMA on 1 of 2 network channels: "
+         "without it InfiniBand [send] between ranks 0 and 8"),
+        ([f"{INFO}CollNet 00/0 : 6 [send] via COLLNET/SHARP/1"],
+         "No GPUDirect RDMA: collnet at rank 6"),
         ([channel(0, 1, "via P2P/IPC")], "No GPUDirect RDMA: no channel uses a network"),
     ],
-)
+)  # fmt: skip
 def test_one_sentence_says_where_gpudirect_rdma_is_in_use(tmp_path, lines, sentence):
     assert read(tmp_path, *lines).sentence == sentence
 

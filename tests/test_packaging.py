@@ -2,7 +2,6 @@
 
 import subprocess
 import tomllib
-from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -62,10 +61,6 @@ def test_conda_names_the_labs_packages_and_a_supported_python():
     assert options == ["--constraint constraints.txt", "--editable .[lab]"]
     names = {line for line in pip["pip"] if not line.startswith("-")}
     assert names == {Requirement(line).name for line in EXTRAS["lab"]}
-
-
-def test_the_command_line_is_installed():
-    assert any(point.name == "labkit" for point in metadata.entry_points(group="console_scripts"))
 
 
 def test_no_text_installs_the_stranger_of_this_name():

@@ -193,5 +193,5 @@ def _check_kept(experiment: Experiment, changes: Mapping[str, Any]) -> None:
         if chosen != [value] and not is_model:
             raise ValueError(
                 f"{name} must be left out for {experiment.name}, which takes "
-                f"{', '.join(map(str, chosen))}, got {value}"
+                f"{', '.join(map(str, chosen))}, got {value!r}"
             )

@@ -147,7 +147,7 @@ def _read(path: Path) -> dict[str, bytes]:
                 if len(content) > MAX_MEMBER_BYTES:
                     raise _refused(f"have at most {MAX_MEMBER_BYTES:,} bytes unpacked", "more")
     except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, OSError, UnicodeError) as error:
-        raise _refused("be a zip that can be read", str(error)) from None
+        raise _refused("be a zip that can be read", f"{error!s:.200}") from None
     return members
 
 

@@ -57,7 +57,18 @@ PUBLIC_REASON = re.compile(
     r"|no CUDA device works with this torch build"
     r"|torch [\w.+]{1,40} is built without CUDA|it takes \d+ GPUs, got \d+ GPUs?"
 )
-SETTINGS = {"data": NOT_SHARED, "storage|checkpoint_to|report_to": HIDDEN_FOLDER}
+
+
+def _hide_folder(value: object) -> object:
+    """Return a setting's value, or the placeholder where it may be a folder."""
+    return HIDDEN_FOLDER if re.search(r"[/\\]", str(value)) else value
+
+
+SETTINGS = {
+    "data": NOT_SHARED,
+    "storage|checkpoint_to|report_to": HIDDEN_FOLDER,
+    ".*": _hide_folder,  # also of a setting that this version does not know
+}
 
 
 def _public_reason(reason: object) -> str:
@@ -382,10 +393,14 @@ def split_local(facts: Mapping[str, Any], rules: Mapping[str, Any] = LOCAL) -> t
                 local[name] = below
         elif key is None or not value or (rule == HIDDEN_FOLDER and re.fullmatch(NAME, str(value))):
             shared[name] = value
+        elif callable(rule):
+            shared[name] = rule(value)
+            if shared[name] != value:
+                local[name] = value
         else:
             local[name] = value
             if rule is not None:
-                shared[name] = rule(value) if callable(rule) else rule
+                shared[name] = rule
     return shared, local
 
 

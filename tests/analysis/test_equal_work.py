@@ -1,228 +1,231 @@
 """Whoever did other work than the baseline is found by what the rows recorded of it.
 
-Run: python -m pytest tests/analysis/test_equal_work.py
+ROWS holds made-up measurements with a known answer: what the baseline's row and the variant's have
+beside TRAINING, and what is wrong with the variant.  Tolerances stand on either side of a limit.
 """
 
 import math
 from dataclasses import replace
 
 import pytest
-from fakes import MEANS, fake_info, fake_loss, fake_work
+from fakes import MEANS, fake_info, fake_work
 
-import labkit as lab
-from labkit.analysis import equal_work
-from labkit.parts.decoding import Decoder
+from labkit.analysis.equal_work import unequal_work
+from labkit.records import Facts
 from labkit.resolve import gather_facts
 
 INFO = fake_info(["base", "v"])
+IDS = "the last batch of epoch 2 must hold the same images, got others"
+NAN, INF = math.nan, math.inf
+PILLOW = {"decoder": "pillow"}
+ON_CPU = {"device": "cpu", "torch_threads": 1, "facts": Facts(is_on_cpu=True)}
+AMP, SLOWED = {"precision": "amp"}, {"gpu_slowdown": 3}
+SCALED = {"decoder": "simplejpeg_scaled", "facts": Facts(decodes_scaled=True)}
+OUTSIDE = {"loader": "dali", "facts": Facts(loads_outside=True)}
+OWN_ORDER = {"loader": "rival", "facts": Facts(has_own_order=True)}
+GRAY = {"decoder": "gray", "facts": Facts(other_pixels="in gray")}
+SHORT = {"prefetcher": "both_as_published", "facts": Facts(steps_short=1)}
+WRONG = {"ids_crc": 8, "loss": 9.0, "means": {**MEANS, "label": 1.0}}
 
 
-def unequal_work(info, trials):
-    """As a run has it, which records what of the variants' parts counts."""
-    facts = {trial.variant: gather_facts(trial.settings) for trial in trials}
-    return equal_work.unequal_work(replace(info, facts=facts), trials)
+def loss(base, other, **both):
+    """The last losses of two rows that have the rest in common."""
+    return {"loss": base, **both}, {"loss": other, **both}
 
 
-def unequal(base_loss, loss, **settings):
-    return unequal_work(INFO, [fake_loss("base", base_loss), fake_loss("v", loss, **settings)])
+def first_loss(first, last=9.0, **other):
+    """Rows that are compared by their first losses; the baseline's is 4."""
+    return {"loss": 2.0, "first_loss": 4.0}, {"loss": last, "first_loss": first, **other}
 
 
-TO_5 = "not the same work as base: the last loss must be within 5 % of 2, got {:g}"
-TO_10 = "not the same work as base: the last loss must be within 10 % of 2, got {:g}"
-EXACT = "not the same work as base: the last loss must be within 0.01 % of 2, got {:g}"
-PILLOW, ON_CPU = {"decoder": "pillow"}, {"device": "cpu", "torch_threads": 1}
-ANOTHER_TRAINING = [
-    {"batch_size": 16}, {"images": 16}, {"step": "detector"}, {"input_px": 512}, {"epochs": 1},
-    {"seed": 1}, {"loader": "resident"}, {"prefetcher": "both_as_published"},
-    {"loader": "torch_any_order"},
-]  # fmt: skip
+def mean(name, value, **other):
+    """A variant whose last batch has another mean."""
+    return {}, {"means": {**MEANS, name: value}, **other}
 
 
-@pytest.mark.parametrize(
-    ("loss", "settings", "message"),
-    [
-        (2.09, {}, ""),  # rounding, or sums in another order
-        (2.2, {}, TO_5),
-        (1.8, {}, TO_5),
-        (math.nan, {}, TO_5),
-        (2.19, PILLOW, ""),  # other pixels
-        (2.5, PILLOW, TO_10),
-        (2.5, {"preprocessor": "classification_pillow"}, TO_10),
-        *((9.0, other, "") for other in ANOTHER_TRAINING),
-        (9.0, {"prefetcher": "data_prefetcher"}, TO_5),  # only delivers the batches otherwise
-        (9.0, {"loader": "mine"}, TO_5),
-        (None, {}, ""),  # the simulated GPU has no losses
-    ],
-)
-def test_last_losses_of_the_same_training_are_compared(loss, settings, message):
-    expected = {"v": message.format(loss)} if message else {}
-    assert unequal(2.0, loss, **settings) == expected
+def last_within(percent, wanted, got):
+    return f"the last loss must be within {percent} % of {wanted}, got {got}"
 
 
-@pytest.mark.parametrize(
-    ("loss", "settings", "message"),
-    [
-        (2.0001, {}, ""),
-        (2.001, {}, EXACT),
-        (2.01, {"torch_threads": 2}, ""),
-        (2.01, {"device": "cuda"}, ""),
-        (2.01, PILLOW, ""),
-        (2.01, {"loss": "loops"}, ""),
-    ],
-)
-def test_on_the_cpu_the_same_pixels_give_the_same_loss(loss, settings, message):
-    base, other = fake_loss("base", 2.0, **ON_CPU), fake_loss("v", loss, **ON_CPU)
-    other = replace(other, settings={**other.settings, **settings})
-    expected = {"v": message.format(loss)} if message else {}
-    assert unequal_work(INFO, [base, other]) == expected
+def first_within(percent, got):
+    return f"the first loss must be within {percent} % of 4, got {got}"
+
+
+def mean_within(what, most, wanted, got):
+    return (
+        f"the mean of {what} in the last batch of epoch 2 must be within {most} of {wanted}, "
+        f"got {got}"
+    )
+
+
+ROWS = {
+    "the same": ({}, {}, ""),
+    # --- the images of the last batch
+    "other images": ({}, {"ids_crc": 8}, IDS),
+    "other images of another decoder": ({}, {"ids_crc": 8, **PILLOW}, IDS),
+    "other images of another prefetcher": ({}, {"ids_crc": 8, "prefetcher": "both"}, IDS),
+    "other images in gray": ({}, {"ids_crc": 8, **GRAY}, IDS),
+    "images that are not known": ({}, {**WRONG, "ids_crc": None, "loss": None}, ""),
+    # --- other data has another last batch
+    **{f"other {name}": ({}, {**WRONG, name: value}, "") for name, value in {
+        "ranks": 2, "images": 16, "input_px": 512, "epochs": 1, "seed": 1, "shuffle": False,
+    }.items()},
+    "one batch again and again": ({}, {**WRONG, "facts": Facts(repeats_one_batch=True)}, ""),
+    "a baseline with one batch": ({"facts": Facts(repeats_one_batch=True)}, WRONG, ""),
+    "a step left out": ({}, {**WRONG, **SHORT}, ""),
+    "a step left out of both": (SHORT, {"ids_crc": 8, **SHORT}, IDS),
+    "an order of its own": ({}, {**WRONG, **OWN_ORDER}, ""),
+    "a baseline with an order of its own": (OWN_ORDER, WRONG, ""),
+    "the same order of their own": (OWN_ORDER, {"ids_crc": 8, **OWN_ORDER}, IDS),
+    "another batch size, not compared": ({}, {**WRONG, "batch_size": 16}, ""),
+    # --- the means of its entries
+    "a mean of pixels, rounded": (*mean("image", [-0.50004, 0.25, 0.000_000_9]), ""),
+    "a mean of pixels": (*mean("image", [-0.5, 0.25, 0.000_002]),
+        mean_within("image's blue", "1e-06", 0, "2e-06")),
+    "a mean of boxes, rounded": (*mean("label", 12.5012), ""),
+    "a mean of boxes": (*mean("label", 12.502), mean_within("label", "0.0013", 12.5, 12.502)),
+    "a mean of boxes of another decoder": (*mean("label", 12.6, **PILLOW),
+        mean_within("label", "0.0013", 12.5, 12.6)),
+    "a mean that is no number": (*mean("label", NAN),
+        mean_within("label", "0.0013", 12.5, "nan")),
+    "a grey level of another decoder": (*mean("image", [-0.5, 0.25, 0.0185], **PILLOW), ""),
+    "more than a grey level": (*mean("image", [-0.5, 0.25, 0.0186], **PILLOW),
+        mean_within("image's blue", "0.019", 0, 0.0186)),
+    "a grey level of another preprocessor": (
+        *mean("image", [-0.482, 0.25, 0.0], preprocessor="classification_pillow"), ""),
+    "a grey level of pixels that are stored": (
+        *mean("image", [-0.482, 0.25, 0.0], storage_format="pixels"), ""),
+    "red in place of blue": (*mean("image", [0.0, 0.25, -0.5], **PILLOW),
+        mean_within("image's red", "0.019", -0.5, 0)),
+    "a grey level of a loader that preprocesses": (
+        *mean("image", [-0.5, 0.25, 0.018], **OUTSIDE), ""),
+    "a grey level of a loader that does not": (
+        *mean("image", [-0.5, 0.25, 0.018], loader="threads"),
+        mean_within("image's blue", "1e-06", 0, 0.018)),
+    "a scaled decode": (*mean("image", [-0.5, 0.25, 0.039], **SCALED), ""),
+    "more than a scaled decode": (*mean("image", [-0.5, 0.25, 0.041], **SCALED),
+        mean_within("image's blue", "0.04", 0, 0.041)),
+    "a baseline that decodes scaled": (SCALED, {"means": {**MEANS, "image": [-0.5, 0.25, 0.039]}},
+        ""),
+    "both decode scaled": (SCALED,
+        {"means": {**MEANS, "image": [-0.5, 0.25, 0.039]}, **SCALED, "preprocessor": "other"},
+        mean_within("image's blue", "0.019", 0, 0.039)),
+    "other pixels by design": (*mean("image", [3.0, 3.0, 3.0], **GRAY), ""),
+    "other boxes in gray": (*mean("label", 3.0, **GRAY), mean_within("label", "0.0013", 12.5, 3)),
+    "no number in gray": (*mean("image", [NAN, 0.25, 0.0], **GRAY),
+        mean_within("image's red", "inf", -0.5, "nan")),
+    "an entry that only one has": ({}, {"means": {"pixels": 128.0}}, ""),
+    "unfinished pixels of another decoder": ({"means": {"pixels": 128.0}},
+        {"means": {"pixels": 128.3}, **PILLOW}, ""),
+    "unfinished pixels": ({"means": {"pixels": 128.0}}, {"means": {"pixels": 128.3}},
+        mean_within("pixels", "0.013", 128, 128.3)),
+    "no means": ({}, {"means": None}, ""),
+    # --- the last loss
+    "no losses, on a simulated GPU": (*loss(2.0, None), ""),
+    "a loss of sums in another order": (*loss(2.0, 2.1), ""),
+    "a loss": (*loss(2.0, 2.11), last_within(5, 2, 2.11)),
+    "a lower loss": (*loss(2.0, 1.89), last_within(5, 2, 1.89)),
+    "a loss that is no number": (*loss(2.0, NAN), last_within(5, 2, "nan")),
+    "a loss near 0": (*loss(0.0005, 0.0014), ""),
+    "a loss not as near 0": (*loss(0.0005, 0.0016), last_within(5, 0.0005, 0.0016)),
+    "a loss of another decoder": ({"loss": 2.0}, {"loss": 2.2, **PILLOW}, ""),
+    "more than a loss of another decoder": ({"loss": 2.0}, {"loss": 2.23, **PILLOW},
+        last_within(10, 2, 2.23)),
+    "a loss of another prefetcher": ({"loss": 2.0}, {"loss": 2.2, "prefetcher": "both"},
+        last_within(5, 2, 2.2)),
+    "a loss in gray": ({"loss": 2.0}, {"loss": 9.0, **GRAY}, ""),
+    "a loss in gray that is no number": ({"loss": 2.0}, {"loss": NAN, **GRAY},
+        "the last loss must be a number, got nan"),
+    "a loss of another step": ({"loss": 2.0}, {"loss": 9.0, "step": "detector"}, ""),
+    "a loss of another exchange": ({"loss": 2.0}, {"loss": 9.0, "exchange": "noop"}, ""),
+    "a loss on the CPU, rounded": (*loss(2.0, 2.0001, **ON_CPU), ""),
+    "a loss on the CPU": (*loss(2.0, 2.0003, **ON_CPU), last_within(0.01, 2, 2.0003)),
+    "a loss on the CPU near 0": (*loss(0.0, 0.000_002, **ON_CPU), last_within(0.01, 0, "2e-06")),
+    **{f"a loss on the CPU with another {name}":
+        ({"loss": 2.0, **ON_CPU}, {"loss": 2.01, **ON_CPU, name: value}, "") for name, value in {
+            "torch_threads": 2, "device": "cuda", "loss_": "loops", **PILLOW}.items()},
+    # --- the first loss, where training magnifies what is rounded
+    "a first loss in other numbers": (*first_loss(4.08, **AMP), ""),
+    "another first loss in other numbers": (*first_loss(4.09, **AMP), first_within(2, 4.09)),
+    "another first loss of a compiled model": (*first_loss(4.09, compile_model=True),
+        first_within(2, 4.09)),
+    "a first loss in another layout": (*first_loss(4.09, memory_format="channels_last"),
+        first_within(2, 4.09)),
+    "a last loss in other numbers that is none": (*first_loss(4.0, NAN, **AMP),
+        "the last loss must be a number, got nan"),
+    "no first loss": (*first_loss(None, **AMP), ""),
+    "batches trained on several times": (*first_loss(4.0, **SLOWED), ""),
+    "another first loss": (*first_loss(4.3, **SLOWED), first_within(2, 4.3)),
+    "a first loss of another decoder": (*first_loss(4.4, **SLOWED, **PILLOW), ""),
+    "another first loss of another decoder": (*first_loss(4.5, **SLOWED, **PILLOW),
+        first_within(10, 4.5)),
+}  # fmt: skip
+
+
+def row(variant, *, facts=None, loss_="vectorized", **done):
+    """A trial; the setting `loss` is called `loss_`."""
+    trial = fake_work(variant, **done)
+    return replace(trial, settings={**trial.settings, "loss": loss_})
+
+
+def unequal(base, other, info=INFO):
+    facts = {"base": base.get("facts", Facts()), "v": other.get("facts", Facts())}
+    return unequal_work(replace(info, facts=facts), [row("base", **base), row("v", **other)])
+
+
+@pytest.mark.parametrize("what", ROWS)
+def test_a_variant_did_the_same_work_or_what_differs_is_named(what):
+    base, other, reason = ROWS[what]
+    expected = {"v": f"not the same work as base: {reason}"} if reason else {}
+    assert unequal(base, other) == expected
+
+
+@pytest.mark.parametrize("other", [{"ids_crc": 8}, {"means": {**MEANS, "label": 1.0}}, {}])
+def test_batches_of_another_size_are_compared_by_their_last_images_and_no_loss(other):
+    info = replace(INFO, compared_images=8)
+    found = unequal({"loss": 2.0}, {"batch_size": 16, "loss": 9.0, **other}, info)
+    assert bool(found) is bool(other)
+    # Where steps are left out, these are others.
+    assert unequal(SHORT, {"batch_size": 16, **SHORT, **other}, info) == {}
+    # And so they are where the loader has an order of its own.
+    assert unequal(OWN_ORDER, {"batch_size": 16, **OWN_ORDER, **other}, info) == {}
 
 
 def test_one_unequal_trial_of_many_is_enough_and_the_baseline_may_come_last():
-    trials = [fake_loss("v", 2.0), fake_loss("v", 9.0), fake_loss("v", 2.0), fake_loss("base", 2.0)]
+    losses = {"v": (2.0, 9.0, 2.0), "base": (2.0,)}
+    trials = [row(name, loss=each) for name in losses for each in losses[name]]
     assert set(unequal_work(INFO, trials)) == {"v"}
-
-
-# --- other numbers --------------------------------------------------------------------------
-
-
-def unequal_in_other_numbers(first_loss, loss=9.0, base_first=4.0, **settings):
-    base = replace(fake_loss("base", 2.0), first_loss=base_first)
-    other = replace(fake_loss("v", loss, **settings), first_loss=first_loss)
-    return unequal_work(INFO, [base, other])
-
-
-@pytest.mark.parametrize(
-    "other",
-    [{"precision": "amp"}, {"memory_format": "channels_last"}, {"compile_model": True}],
-)
-def test_in_other_numbers_the_first_losses_are_compared(other):
-    # Training magnifies what was rounded: the last losses say nothing.
-    assert unequal_in_other_numbers(4.07, **other) == {}
-    message = "not the same work as base: the first loss must be within 2 % of 4, got 4.1"
-    assert unequal_in_other_numbers(4.1, **other) == {"v": message}
-    message = "not the same work as base: the last loss must be a number, got nan"
-    assert unequal_in_other_numbers(4.0, math.nan, **other) == {"v": message}
-    assert unequal_in_other_numbers(None, **other) == {}
-    assert unequal_in_other_numbers(4.1, base_first=None, **other) == {}
-
-
-def test_where_batches_are_trained_on_several_times_the_first_losses_are_compared():
-    assert unequal_in_other_numbers(4.0, gpu_slowdown=3) == {}
-    assert unequal_in_other_numbers(4.3, gpu_slowdown=3, **PILLOW) == {}
-    message = "not the same work as base: the first loss must be within 2 % of 4, got 4.3"
-    assert unequal_in_other_numbers(4.3, gpu_slowdown=3) == {"v": message}
-
-
-def other_work(**what):
-    return unequal_work(INFO, [fake_work("base"), fake_work("v", **what)])
-
-
-def test_the_last_batches_must_hold_the_same_images_whatever_made_them():
-    reason = "the last batch of epoch 2 must hold the same images, got others"
-    assert other_work() == {}
-    for settings in ({}, {"decoder": "pillow"}, {"prefetcher": "prefetch_generator"}):
-        found = other_work(ids_crc=8, **settings)
-        assert found == {"v": f"not the same work as base: {reason}"}
-
-
-def test_an_order_that_depends_on_the_workers_is_compared_for_equal_numbers_of_them():
-    info = fake_info(["base", "v"])
-    base = fake_work("base", loader="shards", num_workers=2)
-    other = fake_work("v", ids_crc=8, loader="shards", num_workers=4)
-    assert unequal_work(info, [base, other]) == {}
-    same = fake_work("v", ids_crc=8, loader="shards", num_workers=2)
-    assert list(unequal_work(info, [base, same])) == ["v"]
-
-
-def test_batches_that_come_as_they_get_ready_end_an_epoch_with_other_images_each_time():
-    info, any_order = fake_info(["base", "v"]), {"loader": "torch_any_order"}
-    trials = [fake_work("base", **any_order), fake_work("v", ids_crc=8, **any_order)]
-    assert unequal_work(info, trials) == {}
+    failed = [replace(trial, status="failed") for trial in trials[:3]]
+    assert unequal_work(INFO, [*failed, trials[3]]) == {}
 
 
 def test_where_the_runs_baseline_has_no_trial_that_of_another_group_is_compared_with():
     names = ["x = 1: base", "x = 2: base", "x = 2: v"]
     groups = {name: name.partition(":")[0] for name in names}
-    baselines = {"x = 1": names[0], "x = 2": names[1]}
-    info = fake_info(names, groups=groups, baselines=baselines)
-    found = unequal_work(info, [fake_work(names[1]), fake_work(names[2], ids_crc=8)])
-    assert list(found) == ["x = 2: v"]
-    assert found["x = 2: v"].startswith("not the same work as x = 2: base: the last batch")
+    info = fake_info(names, groups=groups, baselines={"x = 1": names[0], "x = 2": names[1]})
+    found = unequal_work(info, [row(names[1]), row(names[2], ids_crc=8)])
+    assert found == {"x = 2: v": f"not the same work as x = 2: base: {IDS}"}
+    assert unequal_work(info, [row(names[2], ids_crc=8)]) == {}
 
 
-def test_the_same_pixels_have_the_same_means():
-    means = {**MEANS, "image": [-0.5, 0.25, 0.001]}
-    reason = (
-        "the mean of image's blue in the last batch of epoch 2 must be within 1e-06 of 0, got 0.001"
-    )
-    assert other_work(means=means) == {"v": f"not the same work as base: {reason}"}
-    assert other_work(means={**MEANS, "image": [-0.50004, 0.25, 0.0000009]}) == {}
-
-
-@pytest.mark.parametrize(
-    "other", [{"decoder": "pillow"}, {"preprocessor": "classification_pillow"}]
-)
-def test_other_pixels_may_move_a_mean_by_a_grey_level(other):
-    assert other_work(means={**MEANS, "image": [-0.49, 0.26, -0.018]}, **other) == {}
-    assert set(other_work(means={**MEANS, "image": [-0.5, 0.25, 0.02]}, **other)) == {"v"}
-    assert set(other_work(means={**MEANS, "image": [0.0, 0.25, -0.5]}, **other)) == {"v"}
-    # What comes from the boxes is as it was.
-    assert set(other_work(means={**MEANS, "label": 12.6}, **other)) == {"v"}
-
-
-def test_pixels_that_differ_by_design_are_not_compared_but_must_be_numbers(monkeypatch):
-    monkeypatch.setitem(lab.DECODERS, "gray", Decoder(len, other_pixels="in gray"))
-
-    def found(**what):
-        base = replace(fake_work("base"), loss=2.0)
-        loss = what.pop("loss", 9.0)
-        return unequal_work(
-            INFO, [base, replace(fake_work("v", decoder="gray", **what), loss=loss)]
-        )
-
-    assert found(means={**MEANS, "image": [3.0, 3.0, 3.0]}) == {}
-    assert "same images" in found(ids_crc=8)["v"]
-    assert "label" in found(means={**MEANS, "label": 3.0})["v"]
-    assert "image's red" in found(means={**MEANS, "image": [math.nan, 0.25, 0.0]})["v"]
-    assert found(loss=math.nan) == {
-        "v": "not the same work as base: the last loss must be a number, got nan"
-    }
-
-
-def test_a_mean_that_is_no_number_is_other_work():
-    assert "got nan" in other_work(means={**MEANS, "label": math.nan})["v"]
-
-
-def test_only_what_both_rows_say_is_compared():
-    assert other_work(means={"pixels": 128.0}) == other_work(means=None) == {}
-    assert other_work(means={"label": 1.0}, ids_crc=None) == {}  # schema 1 has neither
-    # Pixels before they are finished, by another decoder.
-    unfinished = [
-        fake_work("base", means={"pixels": 128.0}),
-        fake_work("v", means={"pixels": 128.3}, decoder="pillow"),
-    ]
-    assert unequal_work(INFO, unfinished) == {}
-
-
-@pytest.mark.parametrize("other", [x for x in ANOTHER_TRAINING if "step" not in x])
-def test_other_data_has_another_last_batch_and_is_not_compared(other):
-    assert other_work(ids_crc=8, means={**MEANS, "label": 1.0}, **other) == {}
-
-
-def test_batches_of_another_size_are_compared_by_their_last_images():
-    info, size = replace(INFO, compared_images=8), {"batch_size": 16}
-
-    def found(**what):
-        return unequal_work(info, [fake_work("base"), fake_work("v", **size, **what)])
-
-    assert found() == {}
-    assert "must hold the same images" in found(ids_crc=8)["v"]
-    assert "the mean of image's red" in found(means={**MEANS, "image": [0.5, 0.25, 0.0]})["v"]
-    # Another number of steps is another training.
-    assert unequal_work(info, [fake_loss("base", 2.0), fake_loss("v", 9.0, **size)]) == {}
-
-
-@pytest.mark.parametrize("loss", [math.nan, math.inf])
+@pytest.mark.parametrize("loss", [NAN, INF])
 def test_a_baseline_that_learnt_no_number_is_what_failed(loss):
-    text = "nan" if math.isnan(loss) else "inf"
-    assert unequal(loss, 2.0) == {"base": f"its last loss must be a number, got {text}"}
+    found = unequal({"loss": loss}, {"loss": 2.0})
+    assert found == {"base": f"its last loss must be a number, got {loss}"}
+
+
+def unequal_loaders(name, workers, other_workers):
+    """The last batches of two rows hold other images."""
+    how = [{"loader": name, "num_workers": count} for count in (workers, other_workers)]
+    rows = [row("base", **how[0]), row("v", ids_crc=8, **how[1])]
+    facts = {each.variant: gather_facts(each.settings) for each in rows}
+    return unequal_work(replace(INFO, facts=facts), rows)
+
+
+def test_an_order_that_depends_on_the_workers_is_compared_for_equal_numbers_of_them():
+    assert unequal_loaders("shards", 2, 4) == {}
+    assert list(unequal_loaders("shards", 2, 2)) == ["v"]
+
+
+def test_batches_that_come_as_they_get_ready_end_an_epoch_with_other_images_each_time():
+    assert unequal_loaders("torch_any_order", 2, 2) == {}

@@ -8,7 +8,7 @@ import math
 
 import pytest
 from fake_runs import save_rows
-from fakes import fake_info, fake_trial, fake_trials
+from fakes import fake_info, fake_trial
 
 import labkit as lab
 from labkit.analysis.forecast import forecast, noise_of
@@ -42,21 +42,20 @@ def expect(results, mode="full", blocks=10, variants=VARIANTS, **more):
     )
 
 
-def noisy_run(results, s=0.02, **info):
-    """Two blocks whose one variant has log-ratios with exactly this standard deviation."""
+def noisy_run(results, s=0.02, third=None, **info):
+    """Two blocks whose variants have log-ratios with exactly these standard deviations."""
     trials = []
     for block, sign in enumerate((1, -1)):
         trials += [fake_trial("base", block, role, 2.0) for role in ("A1", "A2")]
-        trials.append(fake_trial("other", block, "", 2.0 * math.exp(sign * s / math.sqrt(2))))
+        for name, each in (("other", s), *([("third", third)] if third else [])):
+            time_s = 2.0 * math.exp(sign * each / math.sqrt(2))
+            trials.append(fake_trial(name, block, "", time_s))
     return leave_run(results, trials, **info)
 
 
 def test_noise_is_pooled_over_the_variants(tmp_path):
-    trials = fake_trials({"base": 1.0, "other": 0.9, "third": 1.1}, blocks=6, seed=3)
-    run = leave_run(tmp_path, trials)
-    noise = noise_of(run.summary)
-    _, other, third = run.summary.rows
-    assert noise == pytest.approx(math.sqrt((other.s**2 + third.s**2) / 2))
+    run = noisy_run(tmp_path, s=0.03, third=0.04)
+    assert noise_of(run.summary) == pytest.approx(math.sqrt((0.03**2 + 0.04**2) / 2))
 
 
 def test_what_can_be_seen_follows_from_the_last_noise_and_holms_strictest_level(tmp_path):

@@ -72,6 +72,13 @@ def test_trials_too_short_for_the_kernels_counters_are_judged_together():
     assert list(disturbed_blocks([swapped, *trials, long], cores=2)) == [0, 2]
 
 
+@pytest.mark.parametrize(("duration_s", "is_disturbed"), [(0.99, False), (1.0, True)])
+def test_from_a_second_on_a_trial_is_judged_by_itself(duration_s, is_disturbed):
+    trials = [fake_logged(fake_trial(name, 0), duration_s=duration_s) for name in "abcdefg"]
+    trials[0] = fake_logged(trials[0], steal_share=0.13)  # 1.9 % of all
+    assert bool(disturbed_blocks(trials, cores=2)) is is_disturbed
+
+
 def test_two_variants_that_were_disturbed_in_a_block_are_named_and_more_are_counted():
     trials = [fake_logged(fake_trial(name, 0), other_cores=1.0) for name in ("v", "w")]
     why = "other programs took 100.0 % of a core"
@@ -166,6 +173,47 @@ def test_disturbed_blocks_are_left_out_only_where_enough_others_remain():
     valid = valid_of(blocks_of(range(7), changed=disturbed))
     assert not valid.are_disturbed_left_out and len(valid.blocks) == 7
     assert valid.undisturbed == {0, 2, 3, 5, 6}
+
+
+def test_a_block_counts_where_the_baselines_of_all_measured_groups_are_complete():
+    names = {"x = 1: base": "x = 1", "x = 2: base": "x = 2", "x = 4: base": "x = 4"}
+    more = {"groups": names, "baselines": {group: name for name, group in names.items()}}
+    info = fake_info([*names], mode="full", **more)
+    measured = {"x = 1: base": (0, 1, 2), "x = 2: base": (0, 2, 3)}  # of the last one nothing
+    trials = [
+        fake_trial(name, block, role)
+        for name, blocks in measured.items() for block in blocks for role in ("A1", "A2")
+    ]  # fmt: skip
+    assert valid_trials(info, trials).blocks == {0, 2}
+    assert valid_trials(info, trials[:-1]).blocks == {0, 2}
+    assert valid_trials(info, []).blocks == set()
+
+
+@pytest.mark.parametrize(
+    ("mode", "shuffled", "blocks", "is_judged"),
+    [
+        ("full", True, 6, True),
+        ("full", True, 5, False),
+        ("full", False, 6, False),  # a fixed order confounds a variant with its place
+        ("quick", True, 6, False),
+        ("document", False, 6, False),
+        ("of another version", True, 6, False),
+    ],
+)
+def test_verdicts_take_a_mode_for_them_a_random_order_and_six_blocks(
+    mode, shuffled, blocks, is_judged
+):
+    assert valid_of(blocks_of(range(blocks)), mode=mode, shuffled=shuffled).judged is is_judged
+
+
+@pytest.mark.parametrize(
+    ("machine", "are_disturbed"),
+    [({"cpu_count": 64, "cores": 2}, False), ({"cores": 64}, False), ({"cores": 4}, True),
+     ({}, True)],
+)  # fmt: skip
+def test_other_programs_are_measured_by_the_cores_of_the_machine(machine, are_disturbed):
+    trials = [fake_logged(trial, other_cores=0.75) for trial in blocks_of(range(3))]
+    assert bool(valid_of(trials, provenance=machine).disturbed) is are_disturbed
 
 
 def test_blocks_that_an_earlier_version_measured_in_addition_count_like_the_others():

@@ -1,22 +1,20 @@
-"""What tables, charts, orders and batches held before labkit was restructured.
+"""What orders and batches held before labkit was restructured.
 
 The expected values lie beside this file, one line per entry: delete its line to drop an entry.
 Only the functions of the first part know labkit's layout; adapt them to a new layout, and leave
-the stored values alone.  Where a change of a figure is intended, write all of them anew and look
-at the difference:
+the stored values alone.  Where a change is intended, write all of them anew and look at the
+difference:
 
     python -m tests.golden.test_golden
 """
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from statistics import geometric_mean
 
 import numpy as np
 import pytest
@@ -26,11 +24,6 @@ from labkit.contracts import Skip
 from tests.small import completed
 
 FOLDER = Path(__file__).parent
-EXAMPLES = FOLDER.parents[1] / "results" / "examples" / "2-cores-simulated"
-# Texts of the detailed table, and what is no measurement.
-LEFT_OUT = frozenset(
-    {"reason", "agreement", "storage", "cache", "device", "network", "level", "steady_reason"}
-)
 SEEDS = (0, 7)
 IMAGE_ORDERS = {
     "all": {},
@@ -39,39 +32,6 @@ IMAGE_ORDERS = {
 }
 
 # --- what knows the layout of labkit --------------------------------------------------------
-
-
-@functools.cache
-def open_run(name):
-    return lab.find_run(EXAMPLES / name)
-
-
-def read_table(name):
-    """Column -> its values from the first row to the last."""
-    frame = lab.table(open_run(name), detail=True)
-    columns = {column: [plain(value) for value in frame[column]] for column in frame.columns}
-    kept = {column: values for column, values in columns.items() if column not in LEFT_OUT}
-    return {"variant": list(frame.index), **kept}
-
-
-@functools.cache
-def read_operations():
-    """Operation, library and size -> seconds per image, those of each block, ratio, interval."""
-    summary, found = open_run("operations").summary, {}
-    for row in summary.rows:
-        operation, _, size = row.group.rpartition(", ")
-        library = row.variant.removeprefix(f"{row.group}: ")
-        blocks = {trial.block: [] for trial in row.trials}
-        for trial in row.trials:
-            blocks[trial.block].append(trial.time_s)
-        found[f"{operation}, {library}, {size.replace('×', 'x')}"] = {
-            "image_s": plain(row.time_s),
-            "blocks_s": plain([geometric_mean(both) for both in blocks.values()]),
-            "ratio": None if row.is_baseline else plain(row.normalized_time),
-            "ci_low": plain(row.ci_low),
-            "ci_high": plain(row.ci_high),
-        }
-    return found
 
 
 def read_trial_order(seed):
@@ -133,17 +93,6 @@ def settings(photos, **changes):
     return completed(data=str(photos), seed=3, num_workers=2, device="cpu", **changes)
 
 
-def read_marks(figure):
-    """The places along the x axis of all that is drawn."""
-    places = []
-    for axes in figure.axes:
-        places += [x for line in axes.lines for x in line.get_xdata()]
-        for drawn in axes.collections:
-            places += [x for x, _ in np.ma.filled(drawn.get_offsets(), np.nan)]
-            places += [x for path in drawn.get_paths() for x, _ in path.vertices]
-    return np.array(places, float)
-
-
 # --- values that JSON can hold, and how they are compared -----------------------------------
 
 
@@ -192,55 +141,7 @@ def stored(name):
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
-IN_SECONDS = "memory"  # its groups have no common baseline
-GROUPED = ("textbook_roofline", "lookups", "ranks", "communication")  # other tests look at groups
-TABLES, OPERATIONS = stored("tables"), stored("operations")
 ORDERS, BATCHES = stored("orders"), stored("batches")
-
-# --- tables and charts of the example runs --------------------------------------------------
-
-
-@pytest.mark.parametrize("name", TABLES)
-def test_a_table_holds_the_same_numbers(name):
-    found = read_table(name)
-    assert_same({column: found[column] for column in TABLES[name]}, TABLES[name], name)
-
-
-@pytest.mark.parametrize("name", sorted(TABLES.keys() - {IN_SECONDS}))
-def test_a_chart_draws_the_same_numbers(name):
-    rows, figure = TABLES[name], lab.chart(open_run(name))
-    marks, limit = read_marks(figure), max(axes.get_xlim()[1] for axes in figure.axes)
-    drawn = [time for time in rows["normalized_time"] if time is not None]
-    drawn += [ratio for ratios in rows["ratios"] for ratio in ratios]
-    # An interval that is longer than the axis is cut off at its end.
-    drawn += [min(end, limit) for end in rows["ci_low"] + rows["ci_high"] if end is not None]
-    # The baseline's own is 1 by definition, and need not be drawn.
-    drawn += [figure for figure in rows["published"] if figure not in (None, 1.0)]
-    missing = [x for x in drawn if not np.isclose(marks, x, rtol=2e-3).any()]
-    assert not missing
-
-
-def test_the_chart_of_memory_draws_the_same_seconds():
-    (axes,) = lab.chart(open_run(IN_SECONDS)).axes
-    drawn = [y for line in axes.lines for y in line.get_ydata()]
-    assert all(np.isclose(drawn, s, rtol=2e-3).any() for s in TABLES[IN_SECONDS]["time_s"])
-
-
-def test_every_example_run_is_looked_at():
-    runs = {path.parent.name for path in EXAMPLES.glob("*/run.json")}
-    assert runs == {*TABLES, "operations", *GROUPED}
-
-
-@pytest.mark.parametrize("key", OPERATIONS)
-def test_an_operation_takes_the_same_time(key):
-    assert_same(read_operations()[key], OPERATIONS[key], key)
-
-
-def test_the_chart_of_operations_has_a_mark_for_each_ratio():
-    ratios = [row["ratio"] or 1.0 for row in OPERATIONS.values() if row["image_s"]]
-    marks = read_marks(lab.chart(open_run("operations")))
-    assert [x for x in ratios if not np.isclose(marks, x, rtol=2e-3).any()] == []
-
 
 # --- the orders -------------------------------------------------------------
 
@@ -278,9 +179,6 @@ def write(name: str, entries: Mapping[str, object]) -> None:
     lines = []
     for key, entry in entries.items():
         line = json.dumps(entry, ensure_ascii=False)
-        if name == "tables":  # a line for each column
-            columns = [f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in entry.items()]
-            line = "{\n" + ",\n".join(columns) + "\n }"
         lines.append(f" {json.dumps(key)}: {line}")
     text = "{\n" + ",\n".join(lines) + "\n}\n"
     (FOLDER / f"{name}.json").write_text(text, encoding="utf-8")
@@ -289,12 +187,6 @@ def write(name: str, entries: Mapping[str, object]) -> None:
 def write_all() -> None:
     from labkit.photos.make import make_photos
 
-    runs = sorted(path.parent.name for path in EXAMPLES.glob("*/run.json"))
-    write(
-        "tables",
-        {name: read_table(name) for name in runs if name not in ("operations", *GROUPED)},
-    )
-    write("operations", read_operations())
     with tempfile.TemporaryDirectory() as folder:
         photos = Path(folder) / "photos"
         make_photos(photos, 24, seed=1, progress=False)

@@ -44,12 +44,12 @@ class Asked(ActiveRun):
     Its baseline reads real files, and `settings` of the variant hdd are given.
     """
 
-    def __init__(self, results, answers, *, provenance=(), data_hash="h", **settings):
+    def __init__(self, results, answers, *, provenance=(), data_hash="h", base=(), **settings):
         self.answers, self.asked = list(answers), 0
         chosen = {"storage": "throttled", "num_workers": 2, "batch_size": 8, **settings}
         info = fake_info(
             ["ssd", "hdd"],
-            variants={"ssd": {"storage": "here", "num_workers": 2}, "hdd": chosen},
+            variants={"ssd": {"storage": "here", "num_workers": 2, **dict(base)}, "hdd": chosen},
             provenance={"machine_id": "m", "kernel": "6.1", **dict(provenance)},
             storages={"throttled": {"hardware": asdict(THROTTLED_DISK)}},
             data={"data_hash": data_hash},
@@ -59,7 +59,7 @@ class Asked(ActiveRun):
         super().__init__(folder, info, parts=parts, cancel=None, progress=False)
 
     def ask(self, job, **arguments):
-        self.asked += 1
+        self.asked, self.arguments = self.asked + 1, arguments
         answer = self.answers.pop(0)
         if isinstance(answer, Exception):
             raise answer

@@ -20,7 +20,6 @@ from labkit import units
 from labkit.contracts import Skip
 from labkit.machine import shared_memory
 from labkit.machine.media import describe_medium, write_media
-from labkit.machine.page_cache import can_evict
 from labkit.parts.packing.folder import open_folder
 from labkit.parts.storage import STORAGES, slow_disk
 from labkit.parts.storage.distance import FORM
@@ -334,8 +333,7 @@ def test_a_copy_on_a_named_disk_stays_and_is_not_made_twice(lab, photos):
             assert facts["copied_bytes"] == data_bytes(data)
             doubt = "hdd is not known to be one: "
             assert facts["hardware"].how == "real" or facts["remark"].startswith(doubt)
-            if can_evict():
-                assert facts["cold_reads_per_s"] > 0
+            assert facts["cold_reads_per_s"] > 0
         copy = place(settings).storage.copy
         assert copy.is_relative_to(lab / "disk")
         assert_same_data(data, place(settings).reader.root)
