@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from labkit.records import Epoch, Trial
+from labkit.records import Trial
 
 
 def busy_over_time(
@@ -27,11 +27,10 @@ def busy_over_time(
     ended_s: list[float] = []
     now_s = 0.0
     for epoch in (epoch for trial in trials for epoch in trial.epochs):
-        arrivals_s = _arrivals_s(epoch)
-        if epoch.compute_s is None or not len(arrivals_s) or now_s >= seconds:
+        if epoch.compute_s is None or not epoch.arrivals_s or now_s >= seconds:
             break
         step_s, free_s = epoch.compute_s / epoch.steps, 0.0
-        for arrived_s in arrivals_s:
+        for arrived_s in epoch.arrivals_s:
             start_s = max(arrived_s, free_s)
             free_s = start_s + step_s
             begun_s.append(now_s + start_s)
@@ -43,15 +42,3 @@ def busy_over_time(
     begun, ended = np.array(begun_s), np.array(ended_s)
     until_s = [np.clip(edge - begun, 0, ended - begun).sum() for edge in edges_s]
     return edges_s[1:], np.diff(until_s) / bin_s if count else np.array([])
-
-
-def _arrivals_s(epoch: Epoch) -> Sequence[float]:
-    """Return when batches were on the device; in runs that only kept the waits, by these.
-
-    All time that is no wait is then divided equally among the steps.
-    """
-    if epoch.arrivals_s or not epoch.waits_s:
-        return epoch.arrivals_s or ()
-    waits_s = np.array(epoch.waits_s)
-    step_s = (epoch.epoch_s - epoch.startup_s - waits_s.sum()) / len(waits_s)
-    return (epoch.startup_s + waits_s.cumsum() + step_s * np.arange(len(waits_s))).tolist()

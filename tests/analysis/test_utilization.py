@@ -33,10 +33,3 @@ def test_a_device_that_is_not_timed_has_no_shares(changes):
     ends_s, shares = busy_over_time([trial(**changes)], seconds=3.0, bin_s=0.5)
     assert len(ends_s) == len(shares) == 0
     assert isinstance(shares, np.ndarray)
-
-
-def test_runs_that_only_kept_the_waits_share_the_rest_among_the_steps():
-    waits = {"arrivals_s": None, "startup_s": 0.25, "waits_s": (0.25, 0.0, 0.75)}
-    # 0.75 s are no waits: batches come after 0.5, 0.75 and 1.75 s.
-    _, shares = busy_over_time([trial(**waits)], seconds=3.0, bin_s=0.5)
-    assert shares == pytest.approx([0.0, 1.0, 0.0, 0.5])
