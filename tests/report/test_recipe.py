@@ -161,7 +161,7 @@ CASES = [
         {"preprocessor": name, "images": 16, "decoder": "pillow" if name in PILLOW else "opencv"}
         for name in TABLES["preprocessor"]
     ),
-    *({"decoder": name} for name in TABLES["decoder"] if not why_missing(name)),
+    *({"decoder": name} for name in recipe.DECODE if not why_missing(name)),
     *(
         {"decoder": decoder, "preprocessor": "classification_crop", "packing": packing}
         for decoder in ("pillow", "simplejpeg_scaled")
