@@ -4,7 +4,7 @@
 
 To add a decoder, write a function like `decode_opencv` and add it to `DECODERS`; one that can do
 more, or whose pixels differ by design, is added as a `Decoder`. The tests check every entry of the
-table.
+table.  For `labkit recipe`, a decoder also needs a block: see CONTRIBUTING.md.
 
 No decoder but torchcodec applies the EXIF orientation, as in most training code; boxes are in the
 pixels as stored, so a run refuses images that a decoder turns (`labkit.runs.check_images`). A

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import secrets
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -45,11 +45,11 @@ from labkit.resolve import (
 )
 from labkit.runs.active_run import NO_BASELINE
 from labkit.runs.calibrated_device import is_calibrated, read_devices
-from labkit.runs.experiment import Experiment
+from labkit.runs.experiment import Experiment, Variant
 from labkit.runs.schedule import check_blocks
 from labkit.runs.staging import why_not_throttled
 from labkit.runs.store import StoredRun
-from labkit.settings import CORRECTED, MODES, Mode, Settings, pick
+from labkit.settings import CORRECTED, MODES, Settings, pick
 
 
 class BaselineSkipped(RuntimeError):  # noqa: N818 - no error: it is shown as skipped
@@ -87,13 +87,16 @@ def check_run(
     base = experiment.settings[experiment.baseline]
     if base.data == Settings.data and not Path(base.data).exists():  # nobody named any
         make_photos(base.data)
-    parts, skipped = _resolve_all(experiment, chosen)
+    wanted = experiment.measured(in_full=chosen.judged)
+    groups = experiment.grouped(wanted)
+    baselines = [experiment.baseline, *groups.get("baselines", {}).values()]
+    parts, skipped = _resolve_all(wanted, baselines)
     own_parts()  # refuses those that no other process can be sent
     reader = _open_anew(base, cancel)
     if experiment.fallback is not None and (reason := why_not_throttled(reader)):
-        experiment = experiment.fallback(experiment, reason)
-        parts, skipped = _resolve_all(experiment, chosen)
-    wanted = experiment.measured(in_full=chosen.judged)
+        experiment = experiment.fallback(experiment, reason)  # the same variants on other disks
+        wanted = experiment.measured(in_full=chosen.judged)
+        parts, skipped = _resolve_all(wanted, baselines)
     variants = {label: complete_here(variant.settings) for label, variant in wanted.items()}
     data = _describe_data(base.data, reader)
     _check_together(parts, data.images)
@@ -116,7 +119,7 @@ def check_run(
         baseline=experiment.baseline,
         variants=stored,
         facts={label: gather_facts(vars(settings)) for label, settings in stored.items()},
-        **experiment.grouped(wanted),
+        **groups,
         published={
             label: variant.published
             for label, variant in wanted.items()
@@ -193,14 +196,19 @@ def check_resumable(run: StoredRun) -> dict[str, Resolved]:
     return parts
 
 
-def _resolve_all(experiment: Experiment, mode: Mode) -> tuple[dict[str, Resolved], dict[str, str]]:
+def _resolve_all(
+    wanted: Mapping[str, Variant], baselines: Sequence[str]
+) -> tuple[dict[str, Resolved], dict[str, str]]:
     """Return the parts of the variants that can run here, and why the others cannot, by label.
+
+    Args:
+        wanted: label -> variant, of those that the mode measures.
+        baselines: labels; the experiment's own first.
 
     Raises:
         ValueError: parts that do not fit together, or variants that do other work.
         BaselineSkipped: no baseline can run here.
     """
-    wanted = experiment.measured(in_full=mode.judged)
     variants = {label: complete_here(variant.settings) for label, variant in wanted.items()}
     parts, skipped = {}, {}
     for label, settings in variants.items():
@@ -208,9 +216,8 @@ def _resolve_all(experiment: Experiment, mode: Mode) -> tuple[dict[str, Resolved
             parts[label] = resolve(settings, cuda=gpu.cuda)
         except Skip as reason:
             skipped[label] = str(reason)
-    baselines = experiment.grouped(wanted).get("baselines", {}).values()
-    if {experiment.baseline, *baselines} <= skipped.keys():
-        raise BaselineSkipped(NO_BASELINE.format(experiment.baseline, skipped[experiment.baseline]))
+    if skipped.keys() >= set(baselines):
+        raise BaselineSkipped(NO_BASELINE.format(baselines[0], skipped[baselines[0]]))
     _check_equal_work(variants)
     return parts, skipped
 

@@ -78,7 +78,7 @@ class Experiment:
     x_axis: XAxis | None = None
     """The setting whose steps are the axis of a second chart."""
     fallback: Callable[[Experiment, str], Experiment] | None = None
-    """Returns what to run instead of an experiment whose throttled disk cannot be put up.
+    """Returns the same variants on other disks, where the throttled disk cannot be put up.
 
     Takes the experiment, from which variants may have been left out, and the reason."""
     # Not in __init__, so that `dataclasses.replace` drops it: a changed experiment is the user's.

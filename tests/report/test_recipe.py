@@ -164,7 +164,7 @@ CASES = [
         for name in TABLES["preprocessor"]
         if not why_missing(name)
     ),
-    *({"decoder": name} for name in TABLES["decoder"] if not why_missing(name)),
+    *({"decoder": name} for name in recipe.DECODE if not why_missing(name)),
     *(
         {"decoder": decoder, "preprocessor": "classification_crop", "packing": packing}
         for decoder in ("pillow", "simplejpeg_scaled")
