@@ -210,8 +210,12 @@ class Form:
         fold = widgets.ToggleButton(description="More settings", tooltip="Show all other settings")
         _display(hidden, is_shown=False)
         fold.observe(lambda change: _display(hidden, is_shown=change["new"]), "value")
-        can_add = self._experiment.kind == EPOCHS
-        add = [widgets.Label("Add a variant"), *self._variants.fields()] if can_add else []
+        add = []
+        if self._experiment.kind == EPOCHS:
+            *first_fields, other, other_value, button = self._variants.fields()
+            # In one box, so that no line ends between a setting and its value.
+            last_fields = row([other, other_value, button])
+            add = [widgets.Label("Add a variant"), *first_fields, last_fields]
         return widgets.VBox([self._variants.box, row([*add, fold]), first, hidden])
 
     def _labels(self) -> list[str]:
