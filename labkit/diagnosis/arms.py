@@ -234,6 +234,7 @@ class Loop:
             cpu_s=(last.cpu_s - first.cpu_s - spun_s) / steps,
             own_cpu_s=(last.own_cpu_s - first.own_cpu_s - spun_s) / steps,
             queued_s=queued_s / steps if last.queued_s.keys() == first.queued_s.keys() else None,
+            own_queued_s=(last.own_queued_s - first.own_queued_s) / steps,
             idle=1 - (last.busy_cores_s - first.busy_cores_s) / (last.cores_s - first.cores_s or 1),
             readings=readings,
             pinning_s=None if pinning_s is None else pinning_s / steps,

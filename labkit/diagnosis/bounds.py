@@ -227,11 +227,14 @@ class Bounds:
         """Return the demands with a share left of some stages."""
         some = list(some)
         wall_s = max(self.now.wall_s - (1 - left) * sum(s.wall_s for s in some), 0.0)
+        # Shorter work hinders the others less: at best, in proportion.  What waits for the main
+        # process waits as long as before.
+        waits = any(row.name == MAIN_PROCESS for row in self.rows)
+        hindered_share = 1.0 if waits else wall_s / (self.now.wall_s or 1.0)
         return {
             "cpu_s": max(self.now.cpu_s - (1 - left) * sum(s.cpu_s for s in some), 0.0),
             "wall_s": wall_s,
-            # Shorter work hinders the others less: at best, in proportion.
-            "hindered_s": self.now.hindered_s * wall_s / (self.now.wall_s or 1.0),
+            "hindered_s": self.now.hindered_s * hindered_share,
         }
 
     @property
@@ -254,6 +257,7 @@ UNEXPLAINED, EACH_OTHER, JITTER, NO_CORE, OVERHEAD, BYTES, SERIALIZATION, SAMPLE
     "per-batch overhead", "bytes", "serialization", "sampler",
 )  # fmt: skip
 SHARED_STORAGE, PINNING = "shared storage", "pinning"
+MAIN_PROCESS = "waiting for the main process"  # a row
 
 
 def bounds_of(facts: Facts) -> Bounds | None:
@@ -431,9 +435,10 @@ def _rows(bounds: Bounds) -> tuple[Row, ...]:
         parts.append(("handing over a batch", OVERHEAD, handed_s))
         rest_s -= handed_s
     if now.workers and facts.is_data_loader:
-        if now.take_s > MAIN_PROCESS_BUSY_SHARE * bounds.alone_s:
+        ran_s = bounds.alone_s - fmean(stretch.own_queued_s for stretch in alone)
+        if now.take_s > MAIN_PROCESS_BUSY_SHARE * ran_s:
             draws = facts.probe.sampler_s > 0.5 * now.take_s
-            parts.append(("waiting for the main process", SAMPLER if draws else sent, rest_s))
+            parts.append((MAIN_PROCESS, SAMPLER if draws else sent, rest_s))
             rest_s = 0.0
         elif now.workers > 1 and rest_s > CONTENTION_SHARE * total_s:
             # Batches come in order: the others wait for a late one, once their queues are full.

@@ -60,6 +60,8 @@ class Stretch:
     queued_s: float | None
     """Per step, for which workers, or else this thread, were ready to run and had no core; None
     where not known."""
+    own_queued_s: float = 0.0
+    """Per step, for which this thread was ready to run and had no core."""
     idle: float
     """Share of the machine's cores that nothing ran on."""
     pinning_s: float | None = None

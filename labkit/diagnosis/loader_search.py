@@ -268,9 +268,10 @@ def search(trials: Trials, *, budget_s: float, say: Callable[[str], None]) -> Tu
     end_s = min(OTHERS_END_SHARE * budget_s, budget_s - pair_trials * trial_s)
     candidates = fit[: max(int((end_s - spent_s) / trial_s), 1)]
     with trials.opened(list(dict.fromkeys([*candidates, now]))) as trial:
+        # The first step may end a trial late.
         enough = max(
-            len(fit) / (OTHERS_END_SHARE - WORKERS_END_SHARE),
-            (len(fit) + pair_trials) / (1 - WORKERS_END_SHARE),
+            (len(fit) + 1) / (OTHERS_END_SHARE - WORKERS_END_SHARE),
+            (len(fit) + 1 + pair_trials) / (1 - WORKERS_END_SHARE),
         )
         others = best_of("other arguments", trial, candidates, fit, end_s, enough)
         has_time = before(budget_s)

@@ -329,8 +329,12 @@ def _less(m: Bounds, less_s: float, *names: str) -> dict[str, Any]:
 
 
 def _ordered(m: Bounds, _: object) -> dict[str, Any]:
-    shorter = ("take_s",) if m.now.workers else ("wall_s", "cpu_s")
-    return _less(m, m.facts.probe.sampler_s, *shorter)
+    if not m.now.workers:
+        return _less(m, m.facts.probe.sampler_s, "wall_s", "cpu_s")
+    left = _less(m, m.facts.probe.sampler_s, "take_s")
+    if m.share_of(SAMPLER):  # workers that wait for the main process wait for its drawing
+        left["hindered_s"] = m.now.hindered_s * left["take_s"] / m.now.take_s
+    return left
 
 
 def _shorter_step(m: Bounds, less_s: float) -> dict[str, Any]:

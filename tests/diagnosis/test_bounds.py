@@ -180,6 +180,20 @@ def test_a_busy_main_process_keeps_workers_waiting():
     assert rows(busy)["waiting for the main process"] == pytest.approx(0.148)
 
 
+def test_a_main_process_that_draws_samples_is_named_on_a_busy_machine_too():
+    draws = Stages(stages=(WORK,), sampler_s=0.035)
+    as_usual = {"cpu_s": 0.09, "own_cpu_s": 0.04}
+    usual = facts(alone_as=as_usual, probe=draws)
+    assert "waiting for the main process" not in rows(usual)
+    # Other programs had its core for 40 of the 100 ms of a step.
+    busy = facts(alone_as=as_usual | {"own_queued_s": 0.04}, probe=draws)
+    assert rows(busy)["waiting for the main process"] > 0.1
+    assert bottleneck(busy) == "sampler"
+    expected = {remedy.name: remedy.expected for remedy in propose(bounds_of(busy))}
+    assert expected["faster sampler"] == pytest.approx(0.347, rel=0.01)
+    assert expected["faster transform"] >= 0.6  # workers wait for the main process as before
+
+
 @pytest.mark.parametrize("idle", [0.0, 0.9])
 @pytest.mark.parametrize(
     ("fetched_bytes", "one_per_s", "stage", "is_saturated"),

@@ -317,7 +317,7 @@ def test_time_is_kept_for_comparing_the_best_with_the_loader_as_it_is(clock):
 
 def test_the_budget_that_is_called_enough_is_enough(clock):
     def epoch_s(arguments):
-        clock.sleep(2.0)
+        clock.sleep(3.0)
         return by_workers(arguments)
 
     short = str(tuned(epoch_s, most_workers=2))
