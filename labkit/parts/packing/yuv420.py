@@ -81,11 +81,11 @@ def to_yuv420(image_rgb: np.ndarray) -> Yuv420Image:
     Args:
         image_rgb: (H, W, 3) uint8 RGB; empty, it stays empty.
     """
-    import cv2
-
     height, width = image_rgb.shape[:2]
     if not image_rgb.size:
         return Yuv420Image(np.zeros(0, np.uint8), height, width)
+    import cv2
+
     even = cv2.copyMakeBorder(image_rgb, 0, height % 2, 0, width % 2, cv2.BORDER_REPLICATE)
     rows, columns = even.shape[:2]
     pixels = rows * columns
