@@ -245,6 +245,9 @@ def test_runs_of_earlier_versions_can_be_shared(name, tmp_path):
     [
         ("tensorflow is not installed; pip install it", "tensorflow is not installed"),
         ("torchvision.io is not installed", "torchvision.io is not installed"),
+        ("torchcodec.decoders is not installed; pip", "torchcodec.decoders is not installed"),
+        ("torchvision.transforms.v2.functional is not installed; pip install torchvision",
+         "torchvision.transforms.v2.functional is not installed"),
         ("cv2 is installed and broken (ImportError: /home/ada/x.so); install it again",
          "cv2 is installed and broken"),
         ("no NVIDIA driver", "no NVIDIA driver"),

@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
+from jpegs import why_missing
 from small import completed
 
 import labkit as lab
@@ -80,7 +81,13 @@ def test_the_steps_of_the_textbook_do_the_same_work_and_other_crops_do_not(photo
     variants = {label: completed(**asdict(step)) for label, step in steps.items()}
     for each in variants.values():
         ensure_pack(each, jobs=1)
-    assert compare_work(variants, "textbook") == dict.fromkeys(variants, ("ok", ""))
+    verdicts = compare_work(variants, "textbook")
+    if why_missing("classification_crop_v2"):
+        status, reason = verdicts.pop("textbook, torchvision v2")
+        assert (status, reason.partition(";")[0]) == (
+            "skipped", "torchvision.transforms.v2.functional is not installed",
+        )  # fmt: skip
+    assert verdicts == dict.fromkeys(verdicts, ("ok", ""))
     part = PREPROCESSORS["classification_crop"]
 
     def of_another_epoch(sample, input_px):
