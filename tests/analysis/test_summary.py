@@ -190,15 +190,6 @@ def test_the_verdicts_of_a_run_share_one_error_rate(d, alone):
     assert alone not in {row.verdict for row in equal_variants(d, count=8).rows[1:]}
 
 
-@pytest.mark.parametrize(("mode", "blocks"), [("quick", 10), ("full", 5)])
-def test_quick_runs_and_few_blocks_are_never_judged(mode, blocks):
-    trials = fake_trials({"base": 1.0, "other": 0.5}, blocks=blocks)
-    summary = summarize(fake_info(["base", "other"], mode=mode), trials)
-    assert not summary.judged
-    assert [row.verdict for row in summary.rows] == ["", ""]
-    assert summary.rows[1].ci_high < 1  # the numbers are there all the same
-
-
 def test_an_inconclusive_row_says_what_it_would_take():
     trials = fake_trials({"base": 1.0, "other": 1.0}, blocks=8, noise=0.15)
     summary = summarize(fake_info(["base", "other"], mode="full"), trials)

@@ -5,8 +5,6 @@ Run: python -m pytest tests/data_scripts/test_download_coco.py
 
 import hashlib
 import io
-import re
-import shutil
 import zipfile
 from dataclasses import replace
 from types import SimpleNamespace
@@ -15,8 +13,7 @@ import pytest
 from web import web
 
 from data_scripts import download_coco as script
-from data_scripts.download_coco import ARCHIVES, WAITS_S, main
-from labkit.contracts import Skip
+from data_scripts.download_coco import ARCHIVES, main
 from labkit.parts.packing.folder import open_folder
 from tests.places import contents
 
@@ -112,13 +109,6 @@ def test_a_dropped_connection_continues_where_it_dropped(get, server, coco, out)
     assert get.waited == [1]
 
 
-@pytest.mark.parametrize("happens", [["503", "429", "ok"], ["416", "ok"]])
-def test_a_busy_server_is_asked_again(get, server, coco, out, happens):
-    server.faults = {BOXES: happens}
-    get()
-    assert contents(out) == coco.whole
-
-
 def test_a_stop_keeps_the_part_and_the_next_call_continues(monkeypatch, get, server, coco, out):
     def stop(_):
         raise KeyboardInterrupt
@@ -133,15 +123,6 @@ def test_a_stop_keeps_the_part_and_the_next_call_continues(monkeypatch, get, ser
     assert server.requests[-1] == (IMAGES, "bytes=100000-")
 
 
-def test_a_server_that_always_drops_is_given_up(get, server, coco, out):
-    server.faults = {BOXES: ["cut 100", "cut 100", "cut 0"]}
-    message = rf"must send {BOXES} completely, got .* 5 times at 200 B of .*; the same command"
-    with pytest.raises(ConnectionError, match=message):
-        get()
-    assert get.waited == [WAITS_S[0], *WAITS_S]  # new bytes started the row again
-    assert contents(out) == {f"{BOXES}.part": coco.files[BOXES][:200]}
-
-
 def test_a_wrong_checksum_unpacks_nothing_and_removes_the_file(get, coco, out, tmp_path):
     good = coco.files[BOXES]
     served(tmp_path, BOXES).write_bytes(good[:-100] + bytes(100))
@@ -152,15 +133,6 @@ def test_a_wrong_checksum_unpacks_nothing_and_removes_the_file(get, coco, out, t
     served(tmp_path, BOXES).write_bytes(good)
     get()
     assert contents(out) == coco.whole
-
-
-def test_archives_put_there_by_hand_are_used_and_kept(get, server, coco, out):
-    out.mkdir(parents=True)
-    for name, content in coco.files.items():
-        (out / name).write_bytes(content)
-    get()
-    assert server.requests == []
-    assert contents(out) == coco.files | coco.whole
 
 
 def test_stopped_unpacking_starts_again_and_until_then_nothing_opens(monkeypatch, get, coco, out):
@@ -179,22 +151,6 @@ def test_stopped_unpacking_starts_again_and_until_then_nothing_opens(monkeypatch
         open_folder(out)
     get()
     assert contents(out) == coco.whole
-
-
-def test_what_cannot_work_is_refused_before_anything_is_downloaded(
-    monkeypatch, get, server, out, photos
-):
-    with pytest.raises(ValueError, match=r"out must be a folder for COCO, got .* another data set"):
-        script.download_coco(photos)
-    with pytest.raises(ValueError, match="url_base must be http:// or https:// and a server"):
-        get(url_base="file:///etc")
-    usage = shutil.disk_usage("/")._replace(free=1_000_000_000)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
-    message = rf"{re.escape(str(out))} must have 2.2 GB free for the archives .*, got 1.0 GB"
-    monkeypatch.setattr(script, "ARCHIVES", ARCHIVES)
-    with pytest.raises(Skip, match=message):
-        get()
-    assert server.requests == []
 
 
 def test_the_command_prints_what_there_is_and_errors(monkeypatch, server, coco, out, capsys):
