@@ -115,25 +115,37 @@ def open_step(settings: Settings) -> Step:
 
 
 def draw(
-    images_per_s: dict[str, float], alone: dict[str, float], title: str, conditions: str
+    images_per_s: dict[str, float],
+    alone: dict[str, float],
+    speedups: dict[str, float],
+    title: str,
+    conditions: str,
 ) -> figures.Figure:
-    """Draw the images per second of each step, and what its sample function alone allows."""
+    """Draw the images per second of each step, and what its sample function alone allows.
+
+    Args:
+        images_per_s: step -> loaded end to end.
+        alone: step -> made by its sample function alone.
+        speedups: step -> how many times as fast as the first one it loads.
+        title: the answer.
+        conditions: a line below the title.
+    """
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
     color, names = "#08519c", list(images_per_s)
-    base = images_per_s[TEXTBOOK]
+    longest = max(*images_per_s.values(), *alone.values())
     bound = {"marker": "|", "markersize": 15, "markeredgewidth": 2, "linestyle": "none"}
     with figures.page() as figure:
         axes = figure.subplots()
         axes.barh(range(len(names)), list(images_per_s.values()), height=0.62, color=color)
         axes.plot(list(alone.values()), range(len(names)), color=figures.INK, **bound)
         for y, name in enumerate(names):
-            text = f"{images_per_s[name]:,.0f}  ·  {images_per_s[name] / base:.1f}×"
+            text = f"{images_per_s[name]:,.0f}  ·  {speedups[name]:.1f}×"
             x = max(images_per_s[name], alone[name])
             axes.annotate(text, (x, y), xytext=(8, 0), textcoords="offset points", va="center")
         axes.set_yticks(range(len(names)), names)
-        axes.set(ylim=(len(names) - 0.5, -0.5), xlim=(0, 1.22 * max(alone.values())))
+        axes.set(ylim=(len(names) - 0.5, -0.5), xlim=(0, 1.25 * longest))
         axes.tick_params(axis="y", length=0)
         axes.xaxis.set_major_formatter("{x:,.0f}")
         axes.set_xlabel("images loaded per second, without training")
@@ -146,7 +158,7 @@ def draw(
             figures.Line(conditions, color=figures.SOFT_INK),
         ]
         shown = [
-            f"{name}: {images_per_s[name]:.0f} images/s, {images_per_s[name] / base:.1f} times the "
+            f"{name}: {images_per_s[name]:.0f} images/s, {speedups[name]:.1f} times the "
             f"textbook's; its sample function alone {alone[name]:.0f}"
             for name in names
         ]
@@ -244,6 +256,7 @@ def main() -> int:
         figure = draw(
             loaded,
             alone,
+            {label: ratio.mean for label, ratio in speedups.items()},
             f"{last}: {speedups[last].mean:.1f} times as fast as the {TEXTBOOK}'s loading",
             f"{units.count(cores, 'core')}, no GPU; random crops to {options.input_px} px of "
             f"{units.count(images, 'photograph')} in memory · {', '.join(stored)}: made "

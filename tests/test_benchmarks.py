@@ -297,11 +297,14 @@ def test_a_pack_pays_after_as_many_epochs_as_cover_what_it_cost():
 def test_the_chart_of_the_ladder_tells_each_step_and_its_bound():
     loaded = {"textbook": 300.0, "stored YUV420": 6000.0}
     alone = {"textbook": 310.0, "stored YUV420": 6600.0}
-    figure = ladder.draw(loaded, alone, "20.0 times as fast", "2 cores")
-    assert "stored YUV420: 6000 images/s, 20.0 times the textbook's" in figure.get_label()
+    figure = ladder.draw(
+        loaded, alone, {"textbook": 1.0, "stored YUV420": 20.1}, "20.1 times as fast", "2 cores"
+    )
+    assert "stored YUV420: 6000 images/s, 20.1 times the textbook's" in figure.get_label()
     assert [bar.get_width() for bar in figure.axes[0].patches] == [300.0, 6000.0]
     (bounds,) = figure.axes[0].lines
     assert list(bounds.get_xdata()) == [310.0, 6600.0]
+    assert figure.axes[0].get_xlim()[1] > 6600
 
 
 @pytest.mark.long
