@@ -727,8 +727,8 @@ ROWS: dict[Callable, dict[str, tuple[Callable, str]]] = {
         "images that fit no boxes": (given(decoder="simplejpeg_scaled", preprocessor="loops"),
             "preprocessor must be one of classification, classification_on_device, "
             "classification_pillow, classification_crop, classification_crop_on_device, "
-            "classification_crop_pillow for the decoder simplejpeg_scaled, whose images no longer "
-            "fit their boxes, got 'loops'"),
+            "classification_crop_pillow, classification_crop_v2 for the decoder simplejpeg_scaled, "
+            "whose images no longer fit their boxes, got 'loops'"),
         "decoder of a loader without": (given(**SCALED, loader="dali"),
             "decoder must be another one for the loader dali, which decodes by itself and in full"),
         "model on a simulated GPU": (given(device="simulated", step="detector"),

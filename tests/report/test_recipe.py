@@ -31,6 +31,7 @@ from labkit import batches, pipeline, resolve
 from labkit.analysis.equal_work import difference
 from labkit.machine.clock import SleepingClock
 from labkit.parts.loading import Loader
+from labkit.parts.packing import SMALL, YUV420
 from labkit.parts.packing.remote import place
 from labkit.parts.prefetching import Prefetcher
 from labkit.parts.preprocessing import PREPROCESSORS
@@ -409,9 +410,13 @@ def test_every_variant_of_the_catalog_has_a_recipe(name, tmp_path):
             variants |= {(protocol, label): settings for label, settings in found.items()}
     for number, settings in enumerate(variants.values()):
         uses_one_gpu = (settings.ranks, settings.exchange) == (1, "all_reduce")
-        if settings.loader not in OUTSIDE and uses_one_gpu:
-            changes = asdict(settings) | FEW | {"preprocessor": settings.preprocessor}
-            text = make_run({"it": 1.0}, variants={"it": changes}, experiment=name).recipe()
+        changes = asdict(settings) | FEW | {"preprocessor": settings.preprocessor}
+        run = make_run({"it": 1.0}, variants={"it": changes}, experiment=name)
+        if settings.storage_format in (SMALL, YUV420):
+            with pytest.raises(ValueError, match="storage_format of a recipe must be jpeg or"):
+                run.recipe()
+        elif settings.loader not in OUTSIDE and uses_one_gpu:
+            text = run.recipe()
             assert "import labkit" not in text and "from labkit" not in text
             (tmp_path / f"{number}.py").write_text(text, encoding="utf-8")
     check = ["ruff", "check", "--isolated", "--line-length", "100", "--select", "E,F,I", tmp_path]

@@ -99,14 +99,15 @@ PLAIN = {
 }  # fmt: skip
 # The names in these mappings are the user's own words, or those of labkit.
 LABELLED = {
-    "variants", "facts", "groups", "baselines", "tasks", "published", "costs", "reads", "skipped",
-    "failed", "unknown_settings", "versions", "links", "rates", "labels", "last_means", "*",
+    "variants", "facts", "groups", "names", "baselines", "tasks", "published", "psnr_db", "costs",
+    "reads", "skipped", "failed", "unknown_settings", "versions", "links", "rates", "labels",
+    "last_means", "*",
 }  # fmt: skip
 # Places whose text a share file passes on: what labkit itself measured and wrote, and what the user
 # wrote for others to read.
 SHARED = {
     "info.mode", "info.protocol", "info.question", "info.source", "info.status", "info.notes",
-    "info.created_utc", "info.shared_from", "info.groups.*", "info.baselines.*",
+    "info.created_utc", "info.shared_from", "info.groups.*", "info.baselines.*", "info.names.*",
     "info.tasks.*.*", "info.facts.*.other_pixels", "info.x_axis.setting", "info.x_axis.source",
     "info.data.boxes", "info.data.kind", "info.calibration.calibrated",
     "info.storages.*.filesystem", "info.storages.*.hardware.details", "info.storages.*.rates.a",
