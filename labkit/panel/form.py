@@ -210,7 +210,7 @@ class Form:
         fold = widgets.ToggleButton(description="More settings", tooltip="Show all other settings")
         _display(hidden, is_shown=False)
         fold.observe(lambda change: _display(hidden, is_shown=change["new"]), "value")
-        add = []
+        add: list[Widget] = []
         if self._experiment.kind == EPOCHS:
             *first_fields, other, other_value, button = self._variants.fields()
             # In one box, so that no line ends between a setting and its value.
