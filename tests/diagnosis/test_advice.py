@@ -206,7 +206,9 @@ def test_the_advice_names_nothing_that_does_not_exist():
     assert names == APIS
 
 
-@pytest.mark.parametrize("text", {each for advice in IN_SAMPLE for each in advice[1:] if each})
+@pytest.mark.parametrize(
+    "text", sorted({each for advice in IN_SAMPLE for each in advice[1:] if each}, key=str), ids=str
+)
 def test_a_sentence_begins_small_and_ends_without_a_full_stop(text):
     assert not text.endswith(".") and len(text) < 160
 
