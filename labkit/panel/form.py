@@ -246,7 +246,7 @@ class _Variants:
         self._ticks = row([])
         self._values = {name: _new_value(name) for name in names if name not in shared}
         self._like = widgets.Dropdown(
-            description="like", tooltip="The variant to change", layout={"width": "230px"}
+            description="like", tooltip="The variant to change", layout={"width": "180px"}
         )
         self._like.style.description_width = "initial"
         self._other = widgets.Dropdown(
@@ -260,7 +260,7 @@ class _Variants:
             layout={"width": "auto"},
         )
         self._other.style.description_width = "initial"
-        self._other.layout.width = "230px"
+        self._other.layout.width = "210px"
         self.box = widgets.VBox([self._ticks, self._help]).add_class("labkit-variants")
 
     def fields(self) -> list[Widget]:
