@@ -78,6 +78,7 @@ STYLE = """<style>
 body[data-jp-theme-light="false"] .labkit-panel img { filter: invert(.91) hue-rotate(180deg); }
 .labkit-panel .widget-label { color: var(--jp-ui-font-color1, #1a1a1a); }
 .labkit-panel summary { cursor: pointer; }
+.labkit-error:has(.widget-html-content:empty) { display: none; }
 .labkit-error pre { white-space: pre-wrap; color: inherit; }
 .labkit-panel table { border-collapse: collapse; margin: 6px 0; }
 .labkit-panel th, .labkit-panel td { padding: 3px 9px; text-align: left; border: none;
