@@ -30,6 +30,7 @@ from benchmarks.loaders import drain, run_threads
 from labkit import units
 from labkit.machine import hardware
 from labkit.parts.packing import JPEG
+from labkit.parts.packing.manifest import read_manifest
 from labkit.pipeline import Source, open_loader
 from labkit.report import figures
 from labkit.resolve import complete_here, resolve
@@ -183,12 +184,13 @@ def main() -> int:
     torch.set_num_threads(1)
     cores = hardware.cores()
     with frame.photographs(options.data, IMAGES) as (data, _):
-        chosen = lab.experiment(
+        experiment = lab.experiment(
             TEXTBOOK, data=str(data), input_px=options.input_px, batch_size=BATCH_SIZE,
             num_workers=cores, device="cpu", pin_memory=False, persistent_workers=True,
-        ).settings  # fmt: skip
+        )  # fmt: skip
         settings = {
-            label: complete_here(replace(each, step="nothing")) for label, each in chosen.items()
+            label: complete_here(replace(step.settings, step="nothing"))
+            for label, step in experiment.measured(in_full=False).items()
         }
         costs = {label: ensure_pack(each) for label, each in settings.items()}
         psnr_db = measure_psnr(settings, TEXTBOOK)
@@ -201,6 +203,7 @@ def main() -> int:
         taken_s = frame.in_turn(arms, options.rounds)
         source_bytes = int(steps[TEXTBOOK].source.reader.image_bytes.sum())
         images = len(steps[TEXTBOOK].source.reader)
+        kind = read_manifest(steps[TEXTBOOK].source.reader.root).get("kind", "own images")
     loaded_s = {label: taken_s[label, "load"] for label in steps}
     alone_s = {label: taken_s[label, "make_samples"] for label in steps}
     loaded, alone = (
@@ -259,7 +262,7 @@ def main() -> int:
             {label: ratio.mean for label, ratio in speedups.items()},
             f"{last}: {speedups[last].mean:.1f} times as fast as the {TEXTBOOK}'s loading",
             f"{units.count(cores, 'core')}, no GPU; random crops to {options.input_px} px of "
-            f"{units.count(images, 'photograph')} in memory · {', '.join(stored)}: made "
+            f"{units.count(images, 'image')} in memory ({kind}) · {', '.join(stored)}: made "
             "beforehand, other pixels",
         )
         options.save.mkdir(parents=True, exist_ok=True)
