@@ -149,7 +149,7 @@ def _difference(
 def measure_psnr(
     variants: dict[str, Settings], baseline: str, *, excluded: frozenset[int] = frozenset()
 ) -> dict[str, float]:
-    """Measure how far the pixels of variants are from the baseline's: one batch of the classifier.
+    """Measure how far the pixels of variants are from the baseline's, in one batch.
 
     Args:
         variants: label -> complete settings, that `compare_work` found to do the same work.
@@ -157,29 +157,33 @@ def measure_psnr(
         excluded: indices of unreadable images.
 
     Returns:
-        label -> peak signal-to-noise ratio in dB; without the baseline, variants with its very
-        pixels, and detectors, whose colors are drawn.
+        label -> peak signal-to-noise ratio in dB; without the baseline and variants with the same
+        pixels.  Empty if they train a detector, as colors of its samples are drawn at random.
     """
     psnr_db: dict[str, float] = {}
-    first: dict[Settings, str] = {}  # label; other groups may have the same settings
-    reference = None
-    images = math.lcm(*(settings.batch_size for settings in variants.values()))
+    first_label: dict[Settings, str] = {}  # variants of several groups may have equal settings
+    reference, base = None, resolve(variants[baseline])
+    # So many images that each variant's batches fill them.
+    image_count = math.lcm(*(settings.batch_size for settings in variants.values()))
     for label in sorted(variants, key=lambda label: label != baseline):  # the baseline first
-        if (same := first.setdefault(variants[label], label)) != label:
-            psnr_db |= {label: psnr_db[same]} if same in psnr_db else {}
+        same = first_label.setdefault(variants[label], label)
+        if same != label:
+            if same in psnr_db:
+                psnr_db[label] = psnr_db[same]
             continue
         parts = resolve(variants[label])
         if parts.preprocessor.batch != "classifier":
             return {}
-        batch = first_batch(parts, excluded, images)
+        batch = first_batch(parts, excluded, image_count)
         if reference is None:
             reference = batch
             continue
-        if parts.loader.has_own_order:
-            batch = _by_id(batch, reference)
-        common = min(len(batch["image"]), len(reference["image"]))
-        normalized = batch["image"][:common] - reference["image"][:common]
-        levels = 255 * STD_RGB[:, None, None] * normalized
+        other = reference
+        if parts.loader.has_own_order or base.loader.has_own_order:
+            batch, other = _by_id(batch, other), _by_id(other, batch)
+        common = min(len(batch["image"]), len(other["image"]))
+        difference_in_std = batch["image"][:common] - other["image"][:common]
+        levels = 255 * STD_RGB[:, None, None] * difference_in_std
         if mean_square := float(np.mean(np.square(levels), dtype=np.float64)):
             psnr_db[label] = 10 * math.log10(255**2 / mean_square)
     return psnr_db

@@ -14,7 +14,7 @@ from small import completed
 import labkit as lab
 from labkit.machine import hardware
 from labkit.parts.decoding import DECODERS, Decoder
-from labkit.parts.loading import LOADERS, load_with_torch
+from labkit.parts.loading import LOADERS, Loader, load_with_torch
 from labkit.parts.preprocessing import PREPROCESSORS
 from labkit.pipeline import first_batch
 from labkit.resolve import resolve
@@ -136,6 +136,22 @@ def test_the_distance_of_pixels_is_measured_against_the_baseline(photos):
     apart = (batches[0]["image"] - batches[1]["image"]) * std  # of pixels in 0 to 1
     expected = -10 * math.log10(np.mean(apart.astype(float) ** 2))
     assert psnr_db == {"scaled": pytest.approx(expected), "scaled, too": pytest.approx(expected)}
+
+
+def test_pixels_of_the_same_images_are_compared_whatever_the_order(photos, monkeypatch):
+    def load_reversed(source, settings):
+        for batch in load_with_torch(source, settings):
+            yield {name: tensor.flip(0) for name, tensor in batch.items()}
+
+    monkeypatch.setitem(LOADERS, "reversed", Loader(load_reversed, has_own_order=True))
+    whole = settings(photos)
+    scaled = replace(whole, decoder="simplejpeg_scaled")
+    expected = measure_psnr({"whole": whole, "scaled": scaled}, "whole")["scaled"]
+    other = replace(scaled, loader="reversed")
+    psnr_db = measure_psnr({"whole": whole, "scaled": other}, "whole")
+    assert psnr_db == {"scaled": pytest.approx(expected)}
+    psnr_db = measure_psnr({"whole": replace(whole, loader="reversed"), "scaled": scaled}, "whole")
+    assert psnr_db == {"scaled": pytest.approx(expected)}
 
 
 def test_pillow_and_opencv_may_average_a_crop_differently(photos):
