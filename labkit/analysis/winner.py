@@ -50,13 +50,13 @@ def reasons_against_others(summary: Summary) -> dict[str, str]:
 def _reason_against(summary: Summary, row: Row) -> str:
     """Return why a variant with a normalized time below 1 cannot win, or ''."""
     unequal = other_work(summary.info, row.variant, summary.baseline)
-    return unequal or _unproved(summary, row)
+    return unequal or _why_unproved(summary, row)
 
 
-def _unproved(summary: Summary, row: Row) -> str:
+def _why_unproved(summary: Summary, row: Row) -> str:
     """Return why a variant is not known to be faster than the baseline, or ''."""
     if row.ci_high is None:
-        return "one block shows no difference"
+        return "a single block shows no difference"
     if row.ci_high >= 1:
         return "its 95 % interval does not end below 1"
     if summary.judged:
@@ -65,11 +65,13 @@ def _unproved(summary: Summary, row: Row) -> str:
         return f"only {units.count(summary.n_undisturbed, 'block')} without disturbance"
     if not summary.stable:
         return UNSTABLE
-    others = [other for other in summary.rows[1:] if other.blocks > 1]
-    others = [other for other in others if not summary.is_floor(other.variant)]
-    p_values = [other.compared.p_value for other in others]
-    if p_values[others.index(row)] > holm(p_values)[others.index(row)]:
-        return f"with {len(others)} variants compared, chance explains its interval"
+    compared = [
+        each for each in summary.rows[1:] if each.blocks > 1 and not summary.is_floor(each.variant)
+    ]
+    p_values = [each.compared.p_value for each in compared]
+    place = compared.index(row)
+    if p_values[place] > holm(p_values)[place]:  # the level that Holm's procedure allows it
+        return f"with {len(compared)} variants compared, chance explains its interval"
     return ""
 
 

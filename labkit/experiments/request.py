@@ -254,12 +254,12 @@ def choose(
     return replace(asked, mode="full", **chosen).build()  # those of full mode can be chosen, too
 
 
-def like_another(experiment: Experiment, text: str) -> Variant:
-    """Return a variant of the user's own: another one of an experiment, with changes.
+def variant_like(experiment: Experiment, text: str) -> Variant:
+    """Return a variant of the user's own: one of the experiment's, with changes.
 
     Args:
         experiment: without variants of the user's own.
-        text: as one of `Request.added`.
+        text: "num_workers=8", like the baseline, or "simplified, num_workers=8", like simplified.
 
     Raises:
         ValueError: an unknown setting or value; or the variants are in groups, and none is named.
@@ -290,17 +290,17 @@ def like_another(experiment: Experiment, text: str) -> Variant:
 def _with_own(experiment: Experiment, added: Iterable[str]) -> Experiment:
     """Return an experiment with variants of the user's own.
 
-    One that only full mode would measure is measured in every mode, by the name that it has here.
+    One that the experiment has for full mode alone is measured in every mode, labelled by its text.
     """
     added = dict.fromkeys(added)
     if added and experiment.kind != EPOCHS:
         raise ValueError(
             f"add must be left out of {experiment.name}, which times single operations; "
-            "add a variant to an experiment that times epochs, as preprocessing"
+            "add a variant to an experiment that times epochs, such as preprocessing"
         )
     variants = dict(experiment.variants)
     for text in added:
-        own = like_another(experiment, text)
+        own = variant_like(experiment, text)
         same = [
             label
             for label, each in variants.items()

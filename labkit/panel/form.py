@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from labkit import units
 from labkit.analysis.summary import in_common
 from labkit.experiments.device_speeds import has_roofline
-from labkit.experiments.request import Request, like_another
+from labkit.experiments.request import Request, variant_like
 from labkit.machine import media
 from labkit.records import EPOCHS, effective_settings
 from labkit.resolve import TABLES, complete_here
@@ -152,7 +152,7 @@ class Form:
         text = self._variants.filled_in(self._added)
         if not text:
             return
-        wanted = like_another(replace(self._all_variants(), added=()).whole(), text)
+        wanted = variant_like(replace(self._all_variants(), added=()).whole(), text)
         whole = self._whole().variants
         known = [
             label

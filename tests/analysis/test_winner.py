@@ -77,7 +77,7 @@ def test_a_winner_is_proved_in_every_mode_and_where_it_is_judged_by_its_verdict(
     assert reasons_against_others(full.summary)["both"] == "its verdict is real but small"
     once = fake_run({"original": 1.0, "both": 0.5}, blocks=1)
     assert winner(once.summary) is None
-    assert reasons_against_others(once.summary) == {"both": "one block shows no difference"}
+    assert reasons_against_others(once.summary) == {"both": "a single block shows no difference"}
     assert winner(fake_run({"original": 1.0, "both": 0.6}).summary).variant == "both"
 
 
