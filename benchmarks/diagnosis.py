@@ -556,7 +556,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="8 cases, shorter diagnoses")
     parser.add_argument("--held-out", action="store_true", help="also the cases looked at last")
     parser.add_argument("--real", action="store_true", help="slow-downs of real projects")
-    parser.add_argument("--fresh", action="store_true", help="cases that are looked at once")
+    parser.add_argument("--fresh", action="store_true", help="cases that were looked at once")
     parser.add_argument("--budget-s", type=float, help=argparse.SUPPRESS)
     parser.add_argument("--alone", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()

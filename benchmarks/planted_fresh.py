@@ -1,10 +1,10 @@
-"""Bottlenecks that are looked at once: `python -m benchmarks.diagnosis --fresh`.
+"""Bottlenecks that were looked at once: `python -m benchmarks.diagnosis --fresh`.
 
     name(site, fixed) -> the arguments of `lab.diagnose`, with the bottleneck or without
 
-Someone who had not seen the rules wrote these cases, and their answers.  Rules changed after that
-as well, but no case had been run with the diagnosis by then.  They are looked at once: when a rule
-is changed because of what they show, they say nothing more of it.
+Someone who had not seen the rules wrote these cases, and their answers.  They were diagnosed once,
+on 2026-11-28, with the rules of revision 0b01ab9b: that result is published.  They have been seen
+since, so what later rules make of them is no evidence.
 
 Most data are no photographs: sound, text, tables, depth maps, graphs, points.  As in the other
 planted modules, the device is the limit once the bottleneck is removed, or nothing but the planted
