@@ -5,8 +5,8 @@
 Each loop has a planted cost: samples that wait or compute, a slow collate, uneven batches, …  Every
 combination of workers, prefetch_factor, persistent_workers, in_order and, with OpenCV, threads is
 timed over a whole epoch, in random order, and those near the fastest again.  The fastest one and
-what `lab.tune` chose are then timed in paired rounds: the best of many noisy numbers looks better
-than it is.
+what `lab.tune` chose are then timed in paired rounds, more of them where these vary: the best of
+many noisy numbers looks better than it is.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from labkit.machine import hardware
 # again.  An epoch alone is off by some percent.
 KEPT_RATIOS = (1.15, 1.08, 1.0)
 MOST_BEHIND = 0.03  # of the optimum's time
+MOST_ROUNDS = 30  # of paired ones: more are added where the interval is wider than that
 LEAST_RIGHT = 11  # of the twelve
 LONGEST_TUNING_S = 120
 STALL_S = 10.0  # a worker without room in shared memory stalls
@@ -359,7 +360,12 @@ def examine(name: str, rounds: int, budget_s: float) -> Outcome:
         arms["now"] = case.now
     timed = {arm: partial(time_epoch, case, arguments) for arm, arguments in arms.items()}
     taken_s = frame.in_turn(timed, rounds) if len(arms) > 1 else {}
-    behind, gain = ratio(taken_s, "tuned", "optimum"), ratio(taken_s, "now", "tuned")
+    behind = ratio(taken_s, "tuned", "optimum")
+    while _is_too_wide(behind) and len(taken_s["tuned"]) < MOST_ROUNDS:
+        more_s = frame.in_turn(timed, rounds)
+        taken_s = {arm: taken_s[arm] + more_s[arm] for arm in arms}
+        behind = ratio(taken_s, "tuned", "optimum")
+    gain = ratio(taken_s, "now", "tuned")
     return Outcome(
         name=name,
         tuned=tuned.line,
@@ -371,6 +377,12 @@ def examine(name: str, rounds: int, budget_s: float) -> Outcome:
         gain=gain,
         times_s=times_s,
     )
+
+
+def _is_too_wide(interval: tuple[float, float, float]) -> bool:
+    """Return whether it does not tell a time from one that is `MOST_BEHIND` longer."""
+    _, low, high = interval
+    return high - low > MOST_BEHIND
 
 
 def ratio(taken_s: dict[str, list[float]], one: str, other: str) -> tuple[float, float, float]:

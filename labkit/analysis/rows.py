@@ -10,6 +10,7 @@ the reason.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -62,8 +63,8 @@ class Row(Averages):
     """The device's rate with the model alone."""
     load_images_per_s: float | None = None
     """The run's own loading rate: the steady rate of the group's baseline, which is the loading
-    rate where the loader is the limit; where the device is, it is the device's.  In a roofline, of
-    the baseline's loading alone."""
+    rate where the loader is the limit; where the device is, it is the device's.  At several speeds
+    of the device, one rate for all groups, of the baseline."""
 
     @property
     def normalized_time(self) -> float | None:
@@ -184,6 +185,7 @@ def _beside_the_device(info: RunInfo, rows: Sequence[Row]) -> list[Row]:
     calibration = info.calibration or Calibration()
     bases = {row.group: row for row in rows if row.is_baseline}
     own_rate, load_alone = calibration.device_images_per_s, calibration.load_images_per_s
+    measured_load = _loading_rate(info, rows) or load_alone
     is_trained = not info.facts_of(info.baseline).trains_nothing
     completed = []
     for row in rows:
@@ -194,9 +196,9 @@ def _beside_the_device(info: RunInfo, rows: Sequence[Row]) -> list[Row]:
         if not is_trained:  # on no device
             row = replace(row, hardware=tuple(h for h in row.hardware if h.kind != "device"))
         elif x and facts.is_simulated:
-            row = _at_speed(row, load_alone and x * load_alone, load_alone)
+            row = _at_speed(row, load_alone and x * load_alone, measured_load)
         elif info.tasks and row.images_per_s and not (facts.is_simulated or facts.leaves_out):
-            row = _at_speed(row, device, load_alone)
+            row = _at_speed(row, device, measured_load)
         elif (
             not (info.tasks or info.kind == ROOFLINE)
             and _devices(row) == own
@@ -212,6 +214,23 @@ def _beside_the_device(info: RunInfo, rows: Sequence[Row]) -> list[Row]:
             row = _at_speed(row, device, load)
         completed.append(row)
     return completed
+
+
+def _loading_rate(info: RunInfo, rows: Sequence[Row]) -> float | None:
+    """Return the baseline's loading rate in the trials themselves; None if none of them shows it.
+
+    Those that load alone show it; without them, those whose device was to be at least twice as
+    fast as the loader.
+    """
+    steady = {
+        row.variant: row.steady_images_per_s
+        for row in rows
+        if row.is_baseline and row.steady_images_per_s
+    }
+    alone = [rate for label, rate in steady.items() if info.facts_of(label).trains_nothing]
+    beside = [rate for label, rate in steady.items() if (info.x_of(label) or 0) >= 2]
+    rates = alone or beside
+    return statistics.geometric_mean(rates) if rates and info.tasks else None
 
 
 def _devices(row: Row) -> set[Hardware]:

@@ -66,6 +66,10 @@ def _line(summary: Summary, measured: Sequence[Row], row: Row, hardware: Hardwar
     if hardware.kind == "device" and (summary.kind == "roofline" or summary.at_speeds):
         rate = summary.calibration.load_images_per_s
         loads = f"; the baseline alone loads {units.rate(rate)}" if rate else ""
+        # Rows that load alone have no device, and so no x.
+        own_rate = next((x.load_images_per_s for x in summary.rows if x.load_images_per_s), None)
+        if rate and own_rate and units.rate(own_rate) != units.rate(rate):
+            loads += f", in the trials {units.rate(own_rate)}: x = 1 is {rate / own_rate:.2f}"
         return f"{hardware.name} at several speeds{loads}"
     if hardware.kind == "device":
         x = beside_the_loader([other for other in measured if hardware in other.hardware])

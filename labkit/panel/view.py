@@ -294,7 +294,7 @@ class Panel:
         if current is not None and current.is_in_progress:
             self._on_job(current, has_new_rows=True)
             return
-        self._status.value = status_html("ready")
+        self._status.value = status_html("ready", "no run yet, press Run")
         self._allow()
         if folders:
             self._show(folders[:1])

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
     from matplotlib.artist import Artist
     from matplotlib.figure import Figure
-    from matplotlib.text import Text
 
 KINDS = ("png", "svg", "pdf")
 STYLE = Path(__file__).with_name("labkit.mplstyle")
@@ -40,7 +39,8 @@ STYLE = Path(__file__).with_name("labkit.mplstyle")
 _LOCK = threading.RLock()
 
 WIDTH_IN = 8.4
-PAD_IN, GAP_IN = 0.15, 0.05  # around all; between two texts
+PAD_IN = 0.15  # around all, and between title, axes, legend and footer
+TEXT_PT, GAP_PT = 72 * (WIDTH_IN - 2 * PAD_IN), 4.0  # width of a line; space between two texts
 AXIS_IN = 0.6  # ticks and label of the x axis
 LEGEND_COLUMNS, LEGEND_CHARS = 3, 30  # of a line of a text
 INK, SOFT_INK, WARNING_INK = "#1a1a1a", "#555555", "#9c3a00"
@@ -51,10 +51,8 @@ CJK_FONTS = (
     "Hiragino Sans GB", "Noto Sans CJK TC", "Noto Sans CJK KR", "Noto Serif CJK SC",
     "AR PL UMing CN", "Droid Sans Fallback", "Arial Unicode MS",
 )  # fmt: skip
-# Parts that stay whole: an interval; a word, also with a percent sign or a dot behind its space;
-# a Chinese, Japanese or Korean character.
-_PARTS = re.compile(r"\[[\d.,% ]+\]\S* *|[\u2e80-\uffff]|[^\s\u2e80-\uffff]+(?: [%·]\S*)* *| +")
-MIN_LAST_LINE = 0.3  # of the width: a last line of one word looks lost
+# Width of a character ÷ the font's size, in the widest of the lines that charts have (DejaVu Sans).
+CHAR_EM = {"normal": 0.55, "bold": 0.62}
 
 
 # --- title, legend and caption --------------------------------------------------------------
@@ -71,7 +69,8 @@ class Line:
 
 
 def wrap(text: str, chars: int) -> str:
-    """Break a text into lines of at most so many characters; its own breaks stay."""
+    """Break a text into lines of at most so many characters; its own breaks and intervals stay."""
+    text = re.sub(r"\[[\d.,% ]+\]", lambda interval: interval[0].replace(" ", "\u00a0"), text)
     # Chinese, Japanese and Korean characters are twice as wide.
     if any(unicodedata.east_asian_width(char) in "WF" for char in text):
         chars //= 2
@@ -126,8 +125,8 @@ def frame(
     figure.labkit_caption = caption  # type: ignore[attr-defined]  # for `mimebundle`
     figure.set_size_inches(WIDTH_IN, content_in)
     left = PAD_IN / WIDTH_IN
-    above = [_write(figure, line) for line in title]
-    below = [_write(figure, Line(text, color=SOFT_INK)) for text in footer]
+    above = _block(figure, title, "upper left")
+    below = _block(figure, [Line(text, color=SOFT_INK) for text in footer], "lower left")
     legend: Any = None
     if handles:
         for handle in handles:
@@ -136,68 +135,58 @@ def frame(
             handles=handles, loc="lower left", ncols=LEGEND_COLUMNS, borderaxespad=0, borderpad=0
         )  # fmt: skip
         legend.set_in_layout(False)
-    top_in = PAD_IN + sum(_height_in(figure, text) + GAP_IN for text in above)
-    footer_in = sum(_height_in(figure, text) + GAP_IN for text in below)
-    legend_in = _height_in(figure, legend) + PAD_IN if legend else 0.0
+    top_in, footer_in, legend_in = (_height_in(figure, each) for each in (above, below, legend))
     bottom_in = PAD_IN + footer_in + legend_in
     whole_in = top_in + content_in + bottom_in
     figure.set_size_inches(WIDTH_IN, whole_in)
     engine: Any = figure.get_layout_engine()
     engine.set(rect=(left, bottom_in / whole_in, 1 - 2 * left, content_in / whole_in), w_pad=0)
-    for texts, start_in in ((above, whole_in - PAD_IN), (below, PAD_IN + footer_in - GAP_IN)):
-        at_in = start_in
-        for text in texts:
-            text.set_position((left, at_in / whole_in))
-            at_in -= _height_in(figure, text) + GAP_IN
+    for each, bottom in ((above, 1 - PAD_IN / whole_in), (below, PAD_IN / whole_in)):
+        if each:
+            each.set_bbox_to_anchor((left, bottom), figure.transFigure)
     if legend:
         legend.set_bbox_to_anchor((left, (PAD_IN + footer_in) / whole_in))
 
 
-def _write(figure: Figure, line: Line) -> Text:
-    """Write a line of text, where it is too long as several, none of them much shorter."""
-    text = figure.text(
-        0, 0, "", va="top", size=line.size, weight=line.weight, color=line.color, linespacing=1.25
-    )
+def _block(figure: Figure, lines: Sequence[Line], corner: str) -> Any:
+    """Write lines below each other, in a corner of the figure; return them as one artist."""
+    from matplotlib.offsetbox import AnchoredOffsetbox, TextArea, VPacker
 
-    def width_in(written: str) -> float:
-        text.set_text(written)
-        return text.get_window_extent().width / figure.dpi
+    if not lines:
+        return None
+    texts: list[Any] = [
+        TextArea(
+            _wrap_evenly(line.text, int(TEXT_PT / (line.size * CHAR_EM[line.weight]))),
+            textprops={
+                "size": line.size, "weight": line.weight, "color": line.color, "linespacing": 1.25,
+            },
+        )
+        for line in lines
+    ]  # fmt: skip
+    packed = VPacker(children=texts, align="left", pad=0, sep=GAP_PT)
+    block = AnchoredOffsetbox(
+        corner, child=packed, pad=0, borderpad=0, frameon=False, bbox_to_anchor=(0, 0),
+        bbox_transform=figure.transFigure,
+    )  # fmt: skip
+    block.set_in_layout(False)
+    return figure.add_artist(block)
 
-    paragraphs = [
-        # A space at the end has no extent by itself.
-        [(part, width_in(f"{part}|") - width_in("|")) for part in _PARTS.findall(paragraph)]
-        for paragraph in line.text.split("\n")
-    ]
-    text.set_text("\n".join("\n".join(_break(parts)) for parts in paragraphs))
-    return text
 
-
-def _break(parts: Sequence[tuple[str, float]]) -> list[str]:
-    """Break parts with their widths in inches into lines that fit the figure."""
-    limit_in = WIDTH_IN - 2 * PAD_IN
-    lines = _break_at(parts, limit_in)
-    while len(lines) > 1 and lines[-1][1] < MIN_LAST_LINE * limit_in:
-        limit_in *= 0.97
-        narrower = _break_at(parts, limit_in)
-        if len(narrower) > len(lines):
+def _wrap_evenly(text: str, chars: int) -> str:
+    """Break a text as `wrap` does, into narrower lines where the last one would be a word."""
+    first = wrap(text, chars)
+    for narrower in range(chars, chars // 2, -1):
+        wrapped = wrap(text, narrower)
+        if wrapped.count("\n") > first.count("\n"):
             break
-        lines = narrower
-    return [text.rstrip() for text, _ in lines]
+        if "\n" not in wrapped or len(wrapped.rpartition("\n")[2]) > chars / 3:
+            return wrapped
+    return first
 
 
-def _break_at(parts: Sequence[tuple[str, float]], limit_in: float) -> list[tuple[str, float]]:
-    lines = [("", 0.0)]
-    for part, width_in in parts:
-        text, taken_in = lines[-1]
-        if text and taken_in + width_in > limit_in:
-            lines.append((part, width_in))
-        else:
-            lines[-1] = text + part, taken_in + width_in
-    return lines
-
-
-def _height_in(figure: Figure, artist: Artist) -> float:
-    return artist.get_window_extent().height / figure.dpi
+def _height_in(figure: Figure, artist: Artist | None) -> float:
+    """Return the height of an artist with the space beside it; 0 of none."""
+    return artist.get_window_extent().height / figure.dpi + PAD_IN if artist else 0.0
 
 
 # --- files --------------------------------------------------------------------------------

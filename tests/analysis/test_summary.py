@@ -7,7 +7,7 @@ import dataclasses
 import math
 
 import pytest
-from fake_runs import fake_groups
+from fake_runs import fake_groups, fake_roofline
 from fakes import (
     LABELS,
     MODELLED_DISK,
@@ -20,6 +20,7 @@ from fakes import (
 )
 from scipy import stats
 
+from labkit.analysis.simulated import warnings
 from labkit.analysis.statistics import blocks_needed
 from labkit.analysis.summary import summarize
 from labkit.runs.experiment import Experiment, Variant
@@ -385,6 +386,31 @@ def test_floors_have_numbers_and_no_verdict_and_do_not_widen_the_others_interval
     width = [math.log(rows["fast"].ci_high / rows["fast"].ci_low) for rows in (alone, beside)]
     # The noise differs, the level must not: eight blocks at 5 % against 5 % / 7 would be 1.6 times.
     assert width[1] < 1.5 * width[0]
+
+
+@pytest.mark.parametrize("measures_loading_alone", [True, False])
+def test_a_row_has_the_speed_of_the_device_that_was_reached_beside_the_one_in_its_group(
+    measures_loading_alone,
+):
+    # The trials at 2 and 4 reach 0.8 of the calibrated rate, those that load alone all of it.
+    run = fake_roofline(speeds=(1.0, 2.0, 4.0), noise=0.0, overlap=0.8)
+    trials, info = run.trials, run.info
+    if measures_loading_alone:
+        facts = {
+            label: dataclasses.replace(info.facts_of(label), trains_nothing="alone" in label)
+            for label in info.variants
+        }
+        info = dataclasses.replace(info, facts=facts)
+    else:
+        trials = [trial for trial in trials if trial.group != "loading alone"]
+    summary = summarize(info, trials)
+    rows = {row.group: row for row in summary.rows if row.is_baseline}
+    reached = 2.0 if measures_loading_alone else 2.5
+    assert rows["x = 2"].device_images_per_s == pytest.approx(2 * 210)  # that was simulated
+    assert rows["x = 2"].x == pytest.approx(reached, rel=0.02)
+    assert rows["x = 1"].x == pytest.approx(reached / 2, rel=0.02)
+    in_trials = "the baseline alone loads 210 images/s, in the trials 168 images/s: x = 1 is 1.25"
+    assert any(in_trials in line for line in warnings(summary)) is not measures_loading_alone
 
 
 def test_where_the_baseline_loads_nothing_either_its_variants_are_judged():

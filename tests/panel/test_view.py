@@ -94,7 +94,7 @@ def earlier(tmp_path):
 
 
 def test_run_shows_rows_and_then_the_result_from_disk(panel, small, tmp_path):
-    assert said(panel, "status") == "ready"
+    assert said(panel, "status") == "ready: no run yet, press Run"
     assert said(panel, "forecast").startswith("At least ")
     assert can_press(panel) == ["Run", "Reset", "Show", "PNG"]
     seen = []

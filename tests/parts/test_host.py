@@ -19,15 +19,22 @@ from labkit.parts.devices import PIECE_BYTES, SimulatedGpu
 from tests.parts.test_devices import PROFILE
 
 pytestmark = pytest.mark.alone
-ROUND_S = 0.03
-ROUNDS = 30
+ROUND_S = 0.1  # some hundred photographs
+ROUNDS = 15
 
 
-def small_operations(until_s):
-    """Call what a training step calls, from one Python line each."""
-    given, weights = torch.rand(32, 64), torch.rand(64, 64)
+def train(until_s):
+    """Train a model whose operations are small: launching is all that they cost."""
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU(),
+        torch.nn.Flatten(), torch.nn.Linear(144, 8),
+    )  # fmt: skip
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    images, labels = torch.rand(2, 3, 8, 8), torch.tensor([1, 2])
     while time.perf_counter() < until_s:
-        torch.relu(given @ weights).tanh()
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(images), labels).backward()
+        optimizer.step()
 
 
 def large_operations(until_s):
@@ -47,9 +54,10 @@ def hold_the_gil(until_s):
 
 
 def done_beside(*works):
-    """Decode small JPEGs in a second thread; return how many a second beside each work."""
+    """Decode photographs in a second thread; return how many a second beside each work."""
     cv2.setNumThreads(0)
-    _, jpeg = cv2.imencode(".jpg", np.full((64, 64, 3), 128, np.uint8))
+    pixels = np.random.default_rng(0).integers(0, 256, (240, 320, 3), np.uint8)
+    _, jpeg = cv2.imencode(".jpg", pixels)
     decoded, stopped = 0, False
 
     def decode():
@@ -62,13 +70,13 @@ def done_beside(*works):
     thread.start()
     rates = [[] for _ in works]
     for number in range(ROUNDS):
-        for work, found in list(zip(works, rates))[:: 1 if number % 2 else -1]:
+        for work, decoded_per_s in list(zip(works, rates))[:: 1 if number % 2 else -1]:
             begun_s, before = time.perf_counter(), decoded
             work(begun_s + ROUND_S)
-            found.append((decoded - before) / (time.perf_counter() - begun_s))
+            decoded_per_s.append((decoded - before) / (time.perf_counter() - begun_s))
     stopped = True
     thread.join()
-    return [statistics.median(found) for found in rates]
+    return [statistics.median(decoded_per_s) for decoded_per_s in rates]
 
 
 @pytest.fixture
@@ -83,14 +91,13 @@ def one_thread():
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize(
     ("simulated", "real"),
-    [(SystemClock().spin_until, large_operations), (launch, small_operations)],
+    [(SystemClock().spin_until, large_operations), (launch, train)],
     ids=["waiting", "launching"],
 )
 def test_a_thread_gets_done_what_it_does_beside_torch_and_not_beside_python(simulated, real):
-    # How much that is depends on the CPU: 0.76 to 1.0 of it, by machine.
     simulated_per_s, real_per_s, held_per_s = done_beside(simulated, real, hold_the_gil)
-    assert held_per_s < 0.7 * real_per_s
-    assert abs(simulated_per_s - real_per_s) < abs(simulated_per_s - held_per_s)
+    assert held_per_s < 0.8 * real_per_s
+    assert simulated_per_s == pytest.approx(real_per_s, rel=0.15)
 
 
 def cpu_s_of(work):
