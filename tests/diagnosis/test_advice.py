@@ -445,7 +445,7 @@ def use_load(files):
     load(photo(files))
 
 
-def use_load_image(files):
+def make_picture(files):
     load_image(photo(files))
 
 
@@ -469,7 +469,7 @@ def use_own_loop(files):
     ("make", "name", "words"),
     [
         (use_load, "PIL.Image.convert in test_advice.load", "simplejpeg or cv2.imdecode"),
-        (use_load_image, "PIL.Image.convert in test_advice.load_image",
+        (make_picture, "PIL.Image.convert in test_advice.load_image",
          "simplejpeg or cv2.imdecode"),
         (use_shrink, "cv2.resize in test_advice.shrink", "decode at a reduced size"),
         (use_class, "cv2.resize in test_advice.Shrink", "decode at a reduced size"),
