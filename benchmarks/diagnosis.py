@@ -60,7 +60,7 @@ from labkit.machine import page_cache
 from labkit.parts.storage import slow_disk
 
 IMAGES = 200
-BUDGET_S, QUICK_BUDGET_S = 24.0, 6.0
+BUDGET_S, QUICK_BUDGET_S = 24.0, 12.0
 LIMIT_S = 240.0  # of a case
 LEAST = {"bottleneck": 0.90, "first remedy": 0.85, "number": 0.90}
 MOST_ERROR = 0.15

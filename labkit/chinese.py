@@ -270,6 +270,9 @@ CHINESE = {
     ". Bottleneck: {bottleneck}": "。瓶颈：{bottleneck}",
     ". Not explained: {share} of a batch's time": "。一个 batch 的用时中有 {share} 原因不明",
     "; the largest known part is {name}, {share}": "；已知部分中最大的是 {name}，{share}",
+    "; the largest part of a batch's time is {name}, {share}": (
+        "；一个 batch 的用时中最大的部分是 {name}，{share}"
+    ),
     ". Whether data loading is the bottleneck is not certain; raise budget_s": (
         "。不能确定数据加载是不是瓶颈；请加大 budget_s"
     ),
@@ -322,7 +325,7 @@ CHINESE = {
     "loading and computing": "加载加计算",
     "loading and computing, files evicted before": "加载加计算，文件先逐出页缓存",
     # --- diagnose: bottlenecks, and parts of a batch's time
-    "{function} in {reader}": "{reader} 里的 {function}",
+    "{function} in {caller}": "{caller} 里的 {function}",
     "waiting in {name}": "{name} 里的等待",
     "not explained": "原因不明",
     "compute": "计算",
@@ -754,6 +757,17 @@ CHINESE = {
     ),
     "looking into a worker ended early: {why}": "对 worker 的观察提前结束：{why}",
     "cold was not measured: {why}": "没有测冷缓存：{why}",
+    "the budget was over before loading and computing were measured; raise budget_s": (
+        "预算用完时，加载和计算还没有测完；请加大 budget_s"
+    ),
+    "Not measured for lack of time: {what}; raise budget_s.": (
+        "因为时间不够没有测：{what}；请加大 budget_s。"
+    ),
+    "{n} of {blocks} blocks of measurements": "{blocks} 个区组中的 {n} 个",
+    "the look into a worker": "worker 内部",
+    "the profile of the step": "step 的性能分析",
+    "the profile of the device": "设备的性能分析",
+    "trials of {changes}": "试 {changes}",
     "give files for that": "需要给出 files",
     "the files that a script reads stay in memory or on the disk, as they are": (
         "脚本读的文件保持原状，在内存里还是在硬盘上都不变"

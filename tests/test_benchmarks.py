@@ -212,7 +212,7 @@ def perform(photos, tmp_path, monkeypatch):
     for name, least in {"SHORTEST_S": 0.01, "FEWEST_STEPS": 2, "BLOCKS": 2}.items():
         monkeypatch.setattr(f"labkit.diagnosis.arms.{name}", least)
     monkeypatch.setattr("labkit.diagnosis.rules.MOST_WAITING_WORKERS", 2)
-    monkeypatch.setattr(gpu, "SMALL_BUDGET_S", 0.1)
+    monkeypatch.setattr(gpu, "SMALL_BUDGET_S", 2.0)
     (tmp_path / "root/tests").mkdir(parents=True)
     (tmp_path / "root/tests/test_one.py").write_text(ONE_TEST)
     monkeypatch.setattr(gpu, "ROOT", tmp_path / "root")  # the project's own tests take long

@@ -53,7 +53,7 @@ def test_watch_compare_and_diagnose_work_without_the_lab(training):
     compared = core("compare", "seen.json", "seen.json")
     assert (compared.returncode, compared.stderr) == (0, "")
     assert "1.00 times as fast [" in compared.stdout
-    found = core("diagnose", "--budget-s", "5", "--details", "train.py")
+    found = core("diagnose", "--budget-s", "10", "--details", "train.py")
     assert found.returncode == 0, found.stderr
     assert "computing alone (batches are kept): " in found.stdout
 

@@ -94,6 +94,8 @@ class Loop:
         self.model: torch.nn.Module | None = model
         self.has_opencv: bool = "cv2" in sys.modules  # before labkit's decoders import it
         self.device: Any = Host()  # until the first step has run
+        self.longest_s = LONGEST_S
+        """What a stretch with few, slow steps lasts at most."""
         self.resident: list[object] = []
         """Batches kept for the resident arm."""
 
@@ -129,9 +131,9 @@ class Loop:
         Args:
             arm: its name.
             loader: iterated over again and again.
-            seconds: of the steady state, which has eight steps and two rounds of workers, or four
-                seconds, at least.  Where an epoch is shorter, the last one is finished: the first
-                may be unlike those that follow.
+            seconds: of the steady state, which has eight steps and two rounds of workers, or
+                `longest_s`, at least.  Where an epoch is shorter, the last one is finished: the
+                first may be unlike those that follow.
             once: whether to end with the first epoch, or where that is too short, with the one that
                 reaches the steady state; only the first counts for `Stretch.epoch_s`.
         """
@@ -181,7 +183,7 @@ class Loop:
                     if done == skipped:  # the next batch counts from waiting for it
                         first, left_s = _usage(loader), now()
                     counted_s = left_s - begun_s
-                    enough = done >= skipped + fewest or counted_s >= LONGEST_S
+                    enough = done >= skipped + fewest or counted_s >= self.longest_s
                     enough = enough and done > skipped and counted_s >= seconds
                     # Workers deliver in bursts, so that only whole rounds of them have a mean.
                     if enough and not epochs_s and (done - skipped) % skipped == 0:
@@ -386,40 +388,45 @@ def stretch_s(seconds: float, arms: int) -> float:
     return min(max(seconds / BLOCKS / arms, SHORTEST_S), LONGEST_S)
 
 
-def count_arms(seconds: float, loader: Iterable, step_s: float) -> int:
-    """Return how many arms the fewest blocks have time for, whose stretches are the shortest."""
-    counted_s = min(_fewest_steps(loader) * step_s, LONGEST_S)
-    shortest_s = max(_skip_of(loader) * step_s + counted_s, SHORTEST_S)
-    return int(seconds / FEWEST_BLOCKS / shortest_s)
+def count_arms(seconds: float, loop: Loop, step_s: float) -> int:
+    """Return how many arms a block of some seconds has time for, whose stretches are shortest."""
+    counted_s = min(_fewest_steps(loop.loader) * step_s, loop.longest_s)
+    shortest_s = max(_skip_of(loop.loader) * step_s + counted_s, SHORTEST_S)
+    return int(seconds / shortest_s)
 
 
 def in_blocks(
     arms: Collection[Arm], ends_s: float, say: Callable[[str, float], None]
 ) -> Iterator[Arm]:
-    """Yield all arms once a block, in random order; no block begins late, but for the first three.
+    """Yield all arms once a block, in random order.
 
     Persistent workers that were left in the middle of an epoch fill their queues before the next
     arm: they would delay its steps.
 
     Args:
         arms: may lose some meanwhile.
-        ends_s: by the monotonic clock.
+        ends_s: no arm begins after it, but those of the first block; by the monotonic clock.
         say: called with the block and the share that is done.
     """
     order = random.Random(0)
     for block in range(BLOCKS):
-        if block >= FEWEST_BLOCKS and time.monotonic() > ends_s:
-            return
         for number, arm in enumerate(order.sample(list(arms), len(arms))):
             text = Text("block {n} of {blocks}").format(n=block + 1, blocks=BLOCKS)
             say(text, (block + number / len(arms)) / BLOCKS)
-            _let_queues_fill()
+            left_s = ends_s - time.monotonic()
+            if block and left_s < 0:
+                return
+            _let_queues_fill(min(FILLING_S, left_s))
             yield arm
 
 
-def _let_queues_fill() -> None:
-    """Wait until queues are full; those of the user's own workers are where they hardly compute."""
-    ends_s, before_s = time.monotonic() + FILLING_S, -1.0
+def _let_queues_fill(seconds: float) -> None:
+    """Wait until queues are full; those of the user's own workers are where they hardly compute.
+
+    Args:
+        seconds: at most.
+    """
+    ends_s, before_s = time.monotonic() + seconds, -1.0
     while (workers := _scheduled()) and time.monotonic() < ends_s:
         used_s = sum(ran_s for ran_s, _ in workers.values())
         if used_s - before_s < 0.1 * RESTS_S and loaders.have_filled_queues():

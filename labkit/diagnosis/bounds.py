@@ -33,7 +33,7 @@ from labkit.diagnosis.thresholds import (
     LEAST_FETCHED_BYTES,
     MAIN_PROCESS_BUSY_SHARE,
     MANY_OBJECTS_PER_BATCH,
-    OVERLAP_RATIO,
+    OVERLAPPED_SHARE,
     PINNING_BUSY_SHARE,
     SMALL_BATCH_BYTES,
     SMALL_WORK_RATIO,
@@ -47,7 +47,7 @@ class Demand:
     """What one step needs, in seconds; a mean over an epoch."""
 
     workers: int
-    """0: the main process makes the batches."""
+    """Those of the DataLoader; 0: it has none, and the main process makes the batches."""
     cores: int
     cpu_s: float
     """CPU of making and sending a batch, of all threads."""
@@ -71,11 +71,14 @@ class Demand:
     """What files that are not in memory take longer."""
     pinning_s: float = 0.0
     """CPU of the thread of the main process that copies a batch into pinned memory."""
+    is_ahead: bool = False
+    """Whether batches are made beside the step without workers, as by a thread that loads ahead."""
 
     def busy_s(self) -> list[float]:
         """Return how long a step occupies each resource, and takes."""
-        main_s = self.host_s + (self.take_s if self.workers else self.wall_s)
-        workers_s = self.wall_s / self.workers + self.hindered_s if self.workers else 0.0
+        is_beside = self.workers > 0 or self.is_ahead
+        main_s = self.host_s + (self.take_s if is_beside else self.wall_s)
+        workers_s = self.wall_s / max(self.workers, 1) + self.hindered_s if is_beside else 0.0
         return [main_s, self.device_s, workers_s, self.cores_s, self.step_s, self.pinning_s]
 
     @property
@@ -284,10 +287,9 @@ def bounds_of(facts: Facts) -> Bounds | None:
         # A copy that blocks also waits for the device: longer, the less other work the host has.
         host_s = min(busy_s + copy.s * copy.blocks, resident_s)
 
-    # Another loader may prepare batches in a way of its own while the step runs.
-    both_s, sum_s = fmean(s.step_s for s in warm), alone_s + resident_s
-    workers = facts.workers if facts.is_data_loader else int(both_s < OVERLAP_RATIO * sum_s)
-    stages, wall_s, cpu_s = _work_of_batch(facts, alone_s, workers)
+    workers = facts.workers
+    saved_s = alone_s + host_s - fmean(s.step_s for s in warm)
+    stages, wall_s, cpu_s = _work_of_batch(facts, alone_s)
     first_s = fmean(stretch.startup_s for stretch in warm)
     pinning_s = min(_mean_known(stretch.pinning_s for stretch in alone) or 0.0, alone_s)
     own_cpu_s = fmean(s.own_cpu_s for s in alone)
@@ -305,10 +307,12 @@ def bounds_of(facts: Facts) -> Bounds | None:
         # An epoch of unknown length is steps only.
         # Without the first batch, which takes a worker as long as any later one.
         startup_s=max(first_s - alone_s * workers, 0.0) / steps
-        if workers and facts.is_data_loader and facts.length
+        if workers and facts.length
         else 0.0,
         fetch_s=fetch_s,
         pinning_s=pinning_s,
+        # Then both together take less than one after the other.
+        is_ahead=not workers and saved_s > OVERLAPPED_SHARE * min(alone_s, host_s),
     )
     if workers:
         loading = replace(now, step_s=0.0, host_s=0.0, host_cpu_s=0.0, device_s=0.0,
@@ -354,18 +358,16 @@ def _copying(facts: Facts, resident_s: float) -> Copy:
     return Copy(copies.pageable_s, blocks=True)
 
 
-def _work_of_batch(
-    facts: Facts, alone_s: float, workers: int
-) -> tuple[tuple[Stage, ...], float, float]:
+def _work_of_batch(facts: Facts, alone_s: float) -> tuple[tuple[Stage, ...], float, float]:
     """Return the stages, and wall and CPU seconds of making and sending a batch.
 
     CPU seconds are scaled to those without a probe, and with all workers: two busy cores do less
     than twice the work of one (hyper-threads, memory bandwidth).
     """
     seen, pickle_s, alone = facts.probe.stages, facts.probe.pickle_s, facts.of("alone")
-    cpu_s = fmean(s.cpu_s - (s.own_cpu_s if workers else 0.0) for s in alone)
+    cpu_s = fmean(s.cpu_s - (s.own_cpu_s if facts.workers else 0.0) for s in alone)
     probed_s = sum(stage.cpu_s for stage in seen) + pickle_s
-    if not workers:
+    if not facts.workers:
         # The probe makes calls take longer.
         scale = min(alone_s / (sum(stage.wall_s for stage in seen) or alone_s), 1.0)
         seen = tuple(replace(s, cpu_s=s.cpu_s * scale, wall_s=s.wall_s * scale) for s in seen)
@@ -434,7 +436,7 @@ def _rows(bounds: Bounds) -> tuple[Row, ...]:
         handed_s = rest_s if is_small else min(empty_s, rest_s)
         parts.append(("handing over a batch", OVERHEAD, handed_s))
         rest_s -= handed_s
-    if now.workers and facts.is_data_loader:
+    if now.workers:
         ran_s = bounds.alone_s - fmean(stretch.own_queued_s for stretch in alone)
         if now.take_s > MAIN_PROCESS_BUSY_SHARE * ran_s:
             draws = facts.probe.sampler_s > 0.5 * now.take_s

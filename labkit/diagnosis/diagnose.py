@@ -7,6 +7,7 @@ The loader is copied and iterated over, never changed.  The step is called some 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -77,7 +78,8 @@ def diagnose(
         optimizer: its state is restored, too.
         files: what an epoch reads; epochs are measured cold only where they are given.
         device: a simulated GPU that the step uses; CUDA and the CPU are found.
-        budget_s: seconds of measuring, at least five; some seconds come on top.
+        budget_s: seconds of measuring, at least five; what runs when they are over is finished, and
+            what there was no time for is named.
         progress: show a bar.
 
     Returns:
@@ -118,6 +120,7 @@ def diagnose_loop(
         budget_s: likewise.
         progress: likewise.
     """
+    over_s = time.monotonic() + budget_s
     with ExitStack() as stack:
         say = stack.enter_context(_bar(progress))
         stack.enter_context(loaders.random_state_kept(loop.loader))
@@ -128,14 +131,16 @@ def diagnose_loop(
             except Exception as error:  # the user's own class may raise anything
                 why = Text("the loader cannot be copied: {why}").format(why=in_one_line(error))
                 return Diagnosis(facts=Facts(broken=why))
-        facts = collect(loop, files=files, device=device, budget_s=budget_s, say=say)
+        limits: dict[str, Any] = {"budget_s": budget_s, "over_s": over_s, "say": say}
+        facts = collect(loop, files=files, device=device, **limits)
         bounds = bounds_of(facts)
         remedies = propose(bounds) if bounds else ()
         if bounds and not facts.broken:
             cold = files if bounds.now.fetch_s else ()
-            trials = try_remedies(loop, bounds, remedies, files=cold, budget_s=budget_s, say=say)
+            trials = try_remedies(loop, bounds, remedies, files=cold, **limits)
             remedies, failed = trials.remedies, facts.failed + trials.failed
-            facts = replace(facts, failed=failed, broken=trials.broken)
+            left_out = facts.left_out + trials.left_out
+            facts = replace(facts, failed=failed, left_out=left_out, broken=trials.broken)
     return Diagnosis(**vars(conclude(facts, bounds, remedies)))
 
 

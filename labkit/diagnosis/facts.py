@@ -207,6 +207,8 @@ class Facts:
     failed: tuple[str, ...] = ()
     """Notes for the screen: errors of the user's code in parts that the other measurements did not
     need, and what limits them."""
+    left_out: tuple[str, ...] = ()
+    """What the budget had no time for."""
     broken: str = ""
     """Reason why the measurement ended early."""
 

@@ -152,18 +152,17 @@ class Cuda(Host):
         pinned = [t.is_pinned() for t in leaves(batch) if _is_on_host(t)]
         return (all(pinned), False) if pinned else None
 
-    def profile(self, run: Callable[[], object], steps: int) -> Readings:
+    def profile(self, run: Callable[[], int]) -> Readings:
         """Return for how long the device ran kernels and copies, and the host waited for them.
 
         Args:
-            run: what is profiled.
-            steps: those that it makes.
+            run: what is profiled; returns the steps that it made.
         """
         from torch.autograd import DeviceType
         from torch.profiler import ProfilerActivity, profile
 
         with profile(activities=[ProfilerActivity.CUDA]) as seen:
-            run()
+            steps = run()
             self.synchronize()
         events = [event for event in seen.events() if not event.is_user_annotation]
         spans_us = sorted(

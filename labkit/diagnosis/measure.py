@@ -20,7 +20,7 @@ from labkit import units
 from labkit.contracts import Skip
 from labkit.diagnosis import loaders
 from labkit.diagnosis.arms import (
-    FEWEST_STEPS,
+    FEWEST_BLOCKS,
     Loop,
     Stopped,
     in_blocks,
@@ -41,14 +41,16 @@ from labkit.parts.decoding import DECODERS
 from labkit.parts.devices import SimulatedGpu
 from labkit.parts.storage import cache_state
 
-# Of the budget: the arms, the probe inside a worker, the profile of the step, trials of remedies.
-# The rest is for workers to start and to end.  The bar shows the same shares.
-ARMS_SHARE, STAGES_SHARE, PROFILE_SHARE, TRIALS_SHARE = 0.4, 0.1, 0.03, 0.4
+# Of the budget: the first steps, the arms, the probe inside a worker, the profile of the step,
+# trials of remedies.  The bar shows the same shares.
+LOOK_SHARE, ARMS_SHARE, STAGES_SHARE, PROFILE_SHARE, TRIALS_SHARE = 0.06, 0.4, 0.1, 0.03, 0.4
+LOOK_S = 3.0  # at most, for the first steps
 EMPTY_BATCHES = 200
 FROM_BEGINNING = Text(
     "the first {n} batches stand for the whole epoch, as later ones cannot be read without them"
 )
 NOT_COLD = Text("cold was not measured: {why}")
+NO_TIME = "the budget was over before loading and computing were measured; raise budget_s"
 
 
 class _Record:
@@ -65,6 +67,10 @@ class _Record:
         """Add a note."""
         self.set(notes=(*self.facts.notes, text))
 
+    def leave_out(self, what: str) -> None:
+        """Note what there was no time for."""
+        self.set(left_out=(*self.facts.left_out, what))
+
 
 def collect(
     loop: Loop,
@@ -72,15 +78,19 @@ def collect(
     files: Sequence[Path] = (),
     device: SimulatedGpu | None = None,
     budget_s: float,
+    over_s: float,
     say: Callable[[str, float], None],
 ) -> Facts:
     """Measure everything that the conclusions need.
+
+    Nothing begins after the budget.
 
     Args:
         loop: its model is changed by the steps.
         files: what an epoch reads; without them there is no cold arm.
         device: a simulated one that the step uses.
-        budget_s: for all of it.
+        budget_s: for all of it, with the trials.
+        over_s: when the budget is over, by the monotonic clock.
         say: called with what is measured next and the share that is done.
 
     Returns:
@@ -89,7 +99,7 @@ def collect(
     record = _Record()
     try:
         try:
-            _measure(record, loop, files, device, budget_s, say)
+            _measure(record, loop, files, device, budget_s, over_s, say)
         except Exception as error:  # the user's own code may raise anything
             record.set(broken=in_one_line(error))
     except RuntimeError as late:  # of torch, whose signal of a dead worker came in the line above
@@ -111,6 +121,7 @@ def _measure(
     files: Sequence[Path],
     device: SimulatedGpu | None,
     budget_s: float,
+    over_s: float,
     say: Callable[[str, float], None],
 ) -> None:
     is_data_loader = loaders.is_data_loader(loop.loader)
@@ -122,18 +133,21 @@ def _measure(
         has_opencv=loop.has_opencv,
     )
     say("first steps", 0.0)
-    record.set(first_s=look(loop, device))
+    record.set(first_s=look(loop, device, min(LOOK_SHARE * budget_s, LOOK_S)))
     record.set(duplicated=are_duplicated(loop))
     arms = ["warm", "alone", "resident"] + (["cold"] if files else [])
     if not files:
         record.note(NOT_COLD.format(why=loop.why_not_cold))
     seconds = stretch_s(ARMS_SHARE * budget_s, len(arms))
+    loop.longest_s = min(ARMS_SHARE * budget_s / FEWEST_BLOCKS / len(arms), loop.longest_s)
     too_large = _too_large(files)
     if too_large:
         record.note(Text("warm is as found: {why}").format(why=too_large))
     fits, warmed = bool(files) and not too_large, False
-    ends_s = time.monotonic() + ARMS_SHARE * budget_s
+    ends_s = min(time.monotonic() + ARMS_SHARE * budget_s, over_s)
     for arm in in_blocks(arms, ends_s, lambda text, share: say(text, ARMS_SHARE * share)):
+        if time.monotonic() > over_s:  # of the first block, which is not complete
+            break
         if arm == "cold":
             if reason := why_not_evicted(files):
                 record.note(NOT_COLD.format(why=reason))
@@ -148,24 +162,38 @@ def _measure(
         else:
             stretch = loop.run(arm, loop.loader, seconds, once=arm == "cold")
         record.set(stretches=(*record.facts.stretches, stretch))
+    measured = min(len(record.facts.of(arm)) for arm in arms)
+    if not measured:
+        raise Stopped(NO_TIME)
+    if measured < FEWEST_BLOCKS:
+        blocks = Text("{n} of {blocks} blocks of measurements")
+        record.leave_out(blocks.format(n=FEWEST_BLOCKS - measured, blocks=FEWEST_BLOCKS))
     if first := _first_batches(loop.loader, record.facts):
         record.set(failed=(FROM_BEGINNING.format(n=first),))
+    if not is_data_loader:
+        record.note(loaders.NO_DATALOADER)
     say("inside the workers", ARMS_SHARE)
+    if (left_s := over_s - time.monotonic()) > 0:
+        _look_into_worker(record, loop, files, min(STAGES_SHARE * budget_s, left_s))
+    else:
+        record.leave_out("the look into a worker")
+    say("profile of the step", 1 - TRIALS_SHARE - PROFILE_SHARE)
+    _look_into_step(record, loop, PROFILE_SHARE * budget_s, over_s)
+
+
+def _look_into_worker(record: _Record, loop: Loop, files: Sequence[Path], seconds: float) -> None:
+    """Measure what one worker takes for a batch, stage by stage, and what passing it on takes."""
     with stall_limit() as wait_for:
-        wait_for("loader to yield a batch", 1 + budget_s / loaders.STALL_S)
-        probe = probe_stages(loop.loader, seconds=STAGES_SHARE * budget_s)
+        wait_for("loader to yield a batch", 1 + seconds / STAGES_SHARE / loaders.STALL_S)
+        probe = probe_stages(loop.loader, seconds=seconds)
     record.set(probe=probe)
     if probe.error:
         early = Text("looking into a worker ended early: {why}")
         record.set(failed=(*record.facts.failed, early.format(why=in_one_line(probe.error))))
     if any(stage.kind == "decode" for stage in probe.stages):
         record.set(decoders_s=_decoders_s(files))
-    if is_data_loader:
+    if loaders.is_data_loader(loop.loader):
         record.set(empty_s=_empty_batch_s(loop.loader.num_workers))
-    else:
-        record.note(loaders.NO_DATALOADER)
-    say("profile of the step", 1 - TRIALS_SHARE - PROFILE_SHARE)
-    _look_into_step(record, loop, PROFILE_SHARE * budget_s)
 
 
 def local_ranks() -> int:
@@ -195,8 +223,14 @@ def cores_of_rank() -> int:
     return core_limits(local_ranks()).cores
 
 
-def look(loop: Loop, device: SimulatedGpu | None) -> float:
-    """Run some steps, find out what they compute on, keep batches; return mean seconds."""
+def look(loop: Loop, device: SimulatedGpu | None, most_s: float = LOOK_S) -> float:
+    """Run some steps, find out what they compute on, keep batches; return mean seconds.
+
+    Args:
+        loop: whose loader and step run.
+        device: a simulated one that the step uses.
+        most_s: for them, without the first one.
+    """
     at_s = [time.perf_counter()]
     with stall_limit() as wait_for:
         for batch in without_stalls(loop.as_trained(loop.loader), wait_for):
@@ -207,8 +241,7 @@ def look(loop: Loop, device: SimulatedGpu | None) -> float:
             if len(at_s) == 1:
                 loop.device = find_device(device)
             at_s.append(time.perf_counter())
-            # 12 steps, or 3 s without the first step.
-            if len(at_s) > 12 or (len(at_s) > 2 and at_s[-1] - at_s[1] > 3.0):
+            if len(at_s) > 12 or (len(at_s) > 2 and at_s[-1] - at_s[1] > most_s):
                 break
     if len(at_s) == 1:
         raise Stopped("loader must yield at least one batch, got an empty one; look at its length")
@@ -290,9 +323,12 @@ def _empty_batch_s(workers: int) -> float:
     return min(later - first for first, later in zip(at_s, at_s[quarter:])) / quarter
 
 
-def _look_into_step(record: _Record, loop: Loop, seconds: float) -> None:
+def _look_into_step(record: _Record, loop: Loop, seconds: float, over_s: float) -> None:
     """Profile the step on kept batches, and time copies by themselves."""
     device, batch = loop.device, loop.resident[0]
+    if time.monotonic() > over_s:
+        record.leave_out("the profile of the step")
+        return
     try:
         on_gpu = isinstance(device, Cuda | OtherGpu)  # on a simulated one, torch's run on the host
         kinds = kinds_of(lambda: loop.compute(seconds), on_gpu=on_gpu)
@@ -312,6 +348,9 @@ def _look_into_step(record: _Record, loop: Loop, seconds: float) -> None:
         record.set(copies=Copies(pageable_s=pageable_s, pinned_s=pinned_s,
                                  are_pinned=are_pinned, are_beside=are_beside))  # fmt: skip
     if isinstance(device, Cuda):
+        if time.monotonic() > over_s:
+            record.leave_out("the profile of the device")
+            return
         try:
             batches = [move_batch(each, device.torch_device) for each in loop.resident]
             loop.step(whole(batches[0]))
@@ -322,7 +361,7 @@ def _look_into_step(record: _Record, loop: Loop, seconds: float) -> None:
             record.set(copies=Copies())
             batches = loop.resident
         # Waiting spins, so only CUDA's profile tells it from work.  One step more is skipped.
-        readings = device.profile(lambda: loop.compute(0.0, batches), 1 + FEWEST_STEPS)
+        readings = device.profile(lambda: 1 + loop.compute(0.0, batches).steps)
         # With an empty queue: the host also waits, inside a launch, where that is full.
         called_s = _median_s(device, lambda: loop.step(whole(batches[0])), host_only=True)
         stretch = replace(

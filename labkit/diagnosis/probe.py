@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -25,6 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from labkit.diagnosis import tracer
 from labkit.diagnosis.facts import COLLATE, Stage, Stages
 from labkit.diagnosis.loaders import copied, epochs, is_data_loader
+from labkit.diagnosis.thresholds import MAIN_CAUSE_SHARE
 from labkit.diagnosis.tracer import Totals, Tracer
 from labkit.language import Name, Text
 from labkit.machine import procfs
@@ -229,30 +231,43 @@ def _stages(made: Sequence[Made], queued: float) -> tuple[Stage, ...]:
         made: what batches took.
         queued: seconds that a thread waits for a core ÷ those that it computes.
     """
-    # Every transform is a stage of its own, and what it reads another.
-    spent: dict[tuple[str, str], dict[str, list[float]]] = {}
+    # Every transform is a stage of its own, and what it reads another; decoding is one.
+    spent: dict[tuple[str, ...], Totals] = {}
     for one in made:
-        for (kind, function, reader), seconds in one.totals.items():
-            stage = spent.setdefault((kind, function if kind == tracer.TRANSFORM else reader), {})
-            sums_s = stage.get(function, (0.0, 0.0, 0.0))
-            stage[function] = [a + b / len(made) for a, b in zip(sums_s, seconds)]
+        for part, seconds in one.totals.items():
+            kind, function, caller, _ = part
+            apart = {tracer.TRANSFORM: (function, caller), tracer.READ: (caller,)}.get(kind, ())
+            stage = spent.setdefault((kind, *apart), {})
+            sums_s = stage.get(part, (0.0, 0.0, 0.0))
+            stage[part] = [a + b / len(made) for a, b in zip(sums_s, seconds)]
+    names = {key: _name_of(parts) for key, parts in spent.items()}
+    transforms = {key[1]: name for key, name in names.items() if key[0] == tracer.TRANSFORM}
     stages = []
-    for (kind, owner), functions in spent.items():
-        wall_s, thread_s, cpu_s = map(sum, zip(*functions.values()))
-        reader = owner if kind == tracer.READ else ""
+    for key, parts in spent.items():
+        wall_s, thread_s, cpu_s = map(sum, zip(*parts.values()))
         stages.append(
             Stage(
-                name=_name_of(max(functions, key=functions.get), reader),
-                kind=kind,
+                name=names[key],
+                kind=key[0],
                 wall_s=max(wall_s - queued * thread_s, thread_s),
                 cpu_s=cpu_s,
-                reader=reader,
+                reader=transforms.get(key[1], key[1]) if key[0] == tracer.READ else "",
             )
         )
     return tuple(sorted(stages, key=lambda stage: -stage.wall_s))
 
 
-def _name_of(function: str, reader: str) -> str:
-    if not reader:
+def _name_of(parts: Totals) -> str:
+    """Return the function that takes most of a stage, and where it is called."""
+    spent_s: dict[tuple[str, str], float] = defaultdict(float)
+    for (_, function, caller, _), (wall_s, *_) in parts.items():
+        spent_s[function, caller] += wall_s
+    most = function, caller = max(spent_s, key=spent_s.__getitem__)
+    enough_s = MAIN_CAUSE_SHARE * spent_s[most]
+    calls = {part[3]: wall_s for part, (wall_s, *_) in parts.items() if part[1:3] == most}
+    call = next((call for call, wall_s in calls.items() if call and wall_s > enough_s), "")
+    if call:  # the user's own function does hardly anything else
+        function, caller = call, function
+    if not caller:
         return Name(function)
-    return Text("{function} in {reader}").format(function=Name(function), reader=Name(reader))
+    return Text("{function} in {caller}").format(function=Name(function), caller=Name(caller))

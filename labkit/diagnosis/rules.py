@@ -36,6 +36,7 @@ from labkit.diagnosis.thresholds import (
     FREE_SHARED_MEMORY_SHARE,
     INPUT_BOUND_SHARE,
     LAUNCH_BOUND_DEVICE_SHARE,
+    LEAST_EXPLAINED_SHARE,
     LOADER_BOUND_CEILING,
     MANY_OBJECTS_PER_BATCH,
     MANY_TENSORS_PER_BATCH,
@@ -332,6 +333,9 @@ def _ordered(m: Bounds, _: object) -> dict[str, Any]:
     if not m.now.workers:
         return _less(m, m.facts.probe.sampler_s, "wall_s", "cpu_s")
     left = _less(m, m.facts.probe.sampler_s, "take_s")
+    # Before its first batch, an epoch draws all that workers prepare ahead.
+    drawn_s = m.facts.ahead * m.now.workers * m.facts.probe.sampler_s
+    left |= _less(m, drawn_s / m.steps, "startup_s")
     if m.share_of(SAMPLER):  # workers that wait for the main process wait for its drawing
         left["hindered_s"] = m.now.hindered_s * left["take_s"] / m.now.take_s
     return left
@@ -768,7 +772,10 @@ def in_order(m: Bounds, gains: Sequence[Remedy]) -> tuple[str, tuple[Remedy, ...
     if first is None:
         is_hidden = not gains and min(m.loading_cost_share_interval) < MODERATELY_INPUT_BOUND_SHARE
         return COMPUTE if is_hidden else UNEXPLAINED, tuple(rest[:MOST_REMEDIES])
-    return first.bottleneck, (first, *rest[: MOST_REMEDIES - 1])
+    # What saves hardly any of what loading costs does not explain it.
+    explains = 1 - first.normalized_time >= LEAST_EXPLAINED_SHARE * m.loading_cost_share
+    bottleneck = first.bottleneck if explains else UNEXPLAINED
+    return bottleneck, (first, *rest[: MOST_REMEDIES - 1])
 
 
 def _first(m: Bounds, gains: Sequence[Remedy]) -> Remedy | None:

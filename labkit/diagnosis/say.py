@@ -68,7 +68,7 @@ def _screen(diagnosis: Findings) -> Iterator[str]:
     by_itself = Text("The step alone ({device}): {step} {unit}/s; the loader alone: {alone}.")
     yield by_itself.format(device=facts.device, step=_rate(step), unit=unit, alone=_rate(alone))
     if parts := _parts_in_words(m):
-        who = "A worker" if m.now.workers and facts.is_data_loader else "The main process"
+        who = "A worker" if m.now.workers else "The main process"
         takes = Text("{who} takes {seconds} for a batch: {parts}.")
         yield takes.format(who=who, seconds=units.seconds(m.made_s), parts=parts)
     if words := bytes_in_words(m):
@@ -76,6 +76,9 @@ def _screen(diagnosis: Findings) -> Iterator[str]:
     if words := facts.limits.in_words():
         yield capitalized(words) + Text(".") + _busy_cores(m)
     yield from (Text("Note: {note}.").format(note=message) for message in facts.failed)
+    if facts.left_out:
+        no_time = Text("Not measured for lack of time: {what}; raise budget_s.")
+        yield no_time.format(what=Text(", ").join(facts.left_out))
 
 
 def details(diagnosis: Findings) -> str:
@@ -132,6 +135,7 @@ def as_json(diagnosis: Findings) -> dict[str, Any]:
         "verdict": diagnosis.verdict,
         "bottleneck": diagnosis.bottleneck,
         "broken": diagnosis.broken,
+        "left_out": list(facts.left_out),
         "loading_cost_share": m.loading_cost_share if is_known else None,
         "loading_cost_share_interval": m.loading_cost_share_interval if has_interval else None,
         "samples_per_s": _per_s(m, m.epoch_s / m.steps) if m else None,
@@ -192,8 +196,8 @@ def _verdict(diagnosis: Findings, m: Bounds) -> Text:
         fetching = units.percent(m.now.fetch_s * m.steps / m.epoch_s)
         sentence += Text(", of which the medium takes {share}").format(share=fetching)
     bottleneck = Text(". Bottleneck: {bottleneck}").format(bottleneck=diagnosis.bottleneck)
+    known = next((row for row in m.rows if row.kind != UNEXPLAINED), None)
     if m.is_unexplained and diagnosis.bottleneck != COMPUTE:
-        known = next((row for row in m.rows if row.kind != UNEXPLAINED), None)
         if diagnosis.bottleneck != UNEXPLAINED:
             sentence += bottleneck
         unexplained = Text(". Not explained: {share} of a batch's time")
@@ -203,6 +207,9 @@ def _verdict(diagnosis: Findings, m: Bounds) -> Text:
             sentence += largest.format(name=known.name, share=units.whole_percent(known.share))
     elif diagnosis.bottleneck != COMPUTE:
         sentence += bottleneck
+        if known and diagnosis.bottleneck == UNEXPLAINED:
+            most = Text("; the largest part of a batch's time is {name}, {share}")
+            sentence += most.format(name=known.name, share=units.whole_percent(known.share))
     elif high >= INPUT_BOUND_SHARE:
         sentence += Text(". Whether data loading is the bottleneck is not certain; raise budget_s")
     else:

@@ -32,7 +32,7 @@ FEWEST_UPDATES_SHARE = 0.1  # of the optimizer steps that must follow a batch of
 MAIN_PROCESS_BUSY_SHARE = 0.5  # of its time in CPU; above, workers wait until it takes a batch
 IDLE_CORES_SHARE = 0.25  # of all cores; above, workers do not wait for a core
 SMALL_WORK_RATIO = 4  # a batch's time / an empty batch's; below, handing it over matters more
-OVERLAP_RATIO = 0.8  # an epoch / (loading + computing); below, both happen at once
+OVERLAPPED_SHARE = 0.5  # of the shorter of loading and computing; above, both happen at once
 CONTENTION_SHARE = 0.15  # of a worker's time that is not explained; less may be noise
 PINNING_BUSY_SHARE = 0.8  # of its time in CPU; above, batches wait for the thread that pins them
 LEAST_FETCHED_BYTES = 2048  # a sample, of pages of 4096; less: most samples come from memory
@@ -52,6 +52,7 @@ LAUNCH_BOUND_DEVICE_SHARE = (
 )
 LOADER_BOUND_CEILING = 0.8  # normalized time with free loading; up to this the loader is the limit
 UNEXPLAINED_SHARE = 1 / 3  # of a batch's time; above, no known part is called the bottleneck
+LEAST_EXPLAINED_SHARE = 0.2  # of what loading costs; a change that saves less is not its cause
 EQUAL_GAIN_DIFFERENCE = 0.03  # of the normalized time; the easier of two such changes comes first
 EASY_GAIN_SHARE = 0.8  # of the best easy change's gain; an easy change that saves it is the answer
 EASY_TO_BEST_GAIN_SHARE = 0.4  # of the best gain; below, the answer is work to rewrite

@@ -24,7 +24,7 @@ import re
 import sys
 import sysconfig
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from operator import add
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
@@ -76,10 +76,14 @@ CONTAINERS = frozenset(
 OBJECT_METHODS = frozenset(("__call__", "forward", "_call_impl", "_wrapped_call_impl"))
 DATASET_METHODS = frozenset(("__getitem__", "__getitems__", "__iter__", "__next__"))
 WRAPPERS = frozenset(("wrapper", "wrapped", "inner", "decorate_context"))
+CALLS_ANOTHER = WRAPPERS | {"_call_impl", "_wrapped_call_impl"}  # and does nothing else
 
-Totals = dict[tuple[str, str, str], list[float]]
-"""By kind, name and, of reads, the transform they are part of (else ""): wall seconds, CPU seconds
-of the thread, CPU seconds of the process."""
+Totals = dict[tuple[str, str, str, str], list[float]]
+"""Wall seconds, CPU seconds of the thread, CPU seconds of the process; by
+    kind
+    function
+    of a read, the transform that it is part of; of a library's, the user's own that reads; else ""
+    of the user's own function, the library's that it calls, while that runs; else ""."""
 
 _STDLIB = sysconfig.get_path("stdlib")
 
@@ -174,6 +178,28 @@ def _name_of(frame: FrameType, subject: object) -> str:
     return _short(frame.f_globals.get("__name__") or "", name)
 
 
+def _library_call(frames: Sequence[FrameType], builtin: Any) -> str:
+    """Return the name of the library's function that the user's own one calls.
+
+    Args:
+        frames: from the function's own to the innermost.
+        builtin: a function written in C that the innermost calls, or None.
+
+    Returns:
+        "" where its own code runs, and where the function itself is a library's.
+    """
+    calls = [frame for frame in frames if frame.f_code.co_name not in CALLS_ANOTHER]
+    if not calls or not is_own(calls[0].f_code.co_filename):
+        return ""
+    for frame in calls:
+        if not is_own(frame.f_code.co_filename):
+            return _name_of(frame, _first_argument(frame))
+    # Small ones, such as len, are the user's own code.
+    if builtin is None or _rule_of_builtin(builtin) is None:
+        return ""
+    return _name_of_builtin(builtin, frames[-1].f_globals)
+
+
 def _name_of_builtin(function: Any, names: Mapping[str, Any]) -> str:
     """Return a stage's name for a function written in C: "cv2.flip", "ndarray.astype".
 
@@ -225,6 +251,8 @@ _SEEN_INSIDE = {
     DECODE: frozenset((READ,)),
     READ: frozenset(),
 }
+# Rules of a stage, and of one inside it, where both are named.
+_BOTH_NAMED = frozenset(((TRANSFORM, READ), (READS_OPENLY, DECODE), (READS_OPENLY, TRANSFORM)))
 
 
 class Tracer:
@@ -278,8 +306,8 @@ class Tracer:
             counted[:] = map(add, counted, (wall_s, thread_s, process_s))
         self._mark = _clocks()  # without the time of this sample
 
-    def _stage_of(self, frame: FrameType | None, builtin: Any) -> tuple[str, str, str] | None:
-        """Return kind, name and reading transform of the stage that runs; None where none does.
+    def _stage_of(self, frame: FrameType | None, builtin: Any) -> tuple[str, str, str, str] | None:
+        """Return the stage that runs, as a key of `Totals`; None where none does.
 
         Args:
             frame: the innermost.
@@ -291,31 +319,28 @@ class Tracer:
             frame = frame.f_back
         root = self._roots[id(frame.f_code)] if frame is not None else None
         if root != OPEN:
-            return (root, root, "") if root else None
-        rule, begun, subject, reader = OPEN, None, None, ""
-        for each in reversed(frames):
+            return (root, root, "", "") if root else None
+        rule, begun, subject, caller, inside = OPEN, None, None, "", 0
+        for number, each in reversed(tuple(enumerate(frames))):
             name = each.f_code.co_name
             is_part = name.startswith("<") and name != "<lambda>"  # a comprehension
             if not is_part and (next_rule := self._rule_in(each, rule, begun, subject)):
-                if (rule, next_rule) == (TRANSFORM, READ):
-                    reader = _name_of(begun, subject)
-                rule, begun = next_rule, each
+                caller = _name_of(begun, subject) if (rule, next_rule) in _BOTH_NAMED else ""
+                rule, begun, inside = next_rule, each, number
                 subject = _first_argument(each)
         if builtin is not None and (last_rule := _rule_of_builtin(builtin)) in _SEEN_INSIDE[rule]:
-            if (rule, last_rule) == (TRANSFORM, READ):
-                reader = _name_of(begun, subject)
             waits = READS_OPENLY in _SEEN_INSIDE[rule] and _waits(builtin.__name__)
             kind = READ if waits else last_rule
-            return kind, _name_of_builtin(builtin, inner.f_globals), reader
+            caller = _name_of(begun, subject) if (rule, kind) in _BOTH_NAMED else ""
+            return kind, _name_of_builtin(builtin, inner.f_globals), caller, ""
         if begun is not None:
-            return (
-                {OPEN: TRANSFORM, READS_OPENLY: READ}.get(rule, rule),
-                _name_of(begun, subject),
-                reader,
-            )
+            kind = {OPEN: TRANSFORM, READS_OPENLY: READ}.get(rule, rule)
+            is_named = rule in (TRANSFORM, DECODE)
+            call = _library_call(frames[inside::-1], builtin) if is_named else ""
+            return kind, _name_of(begun, subject), caller, call
         # What is no call: a list's or a memory map's lookup.
         own = _first_argument(frame)
-        return TRANSFORM, type(getattr(own, "dataset", own)).__name__, ""
+        return TRANSFORM, type(getattr(own, "dataset", own)).__name__, "", ""
 
     def _rule_in(
         self, frame: FrameType, outer: str, begun: FrameType | None, subject: object

@@ -20,7 +20,7 @@ from labkit.analysis.statistics import log_ratio
 from labkit.contracts import Skip
 from labkit.diagnosis import loaders
 from labkit.diagnosis.arms import (
-    LONGEST_S,
+    FEWEST_BLOCKS,
     Loop,
     count_arms,
     in_blocks,
@@ -36,6 +36,7 @@ from labkit.language import Text
 
 Key = tuple[str, str]  # of a remedy
 NOT_TRIED = Text("{what} could not be tried: {why}")
+FEWEST_COMPARED = 2  # blocks; one has no interval
 AS_IS: tuple[Key, Key] = ("as it is", "1"), ("as it is", "2")
 
 
@@ -48,6 +49,8 @@ class Trials(NamedTuple):
     """Errors of the user's code with a remedy."""
     broken: str = ""
     """Reason why the trials ended early, without a result."""
+    left_out: tuple[str, ...] = ()
+    """What there was no time for."""
 
 
 def try_remedies(
@@ -57,27 +60,36 @@ def try_remedies(
     *,
     files: Sequence[Path],
     budget_s: float,
+    over_s: float,
     say: Callable[[str, float], None],
 ) -> Trials:
     """Time epochs with remedies applied to copies of the user's DataLoader, or to the model.
 
+    No trial begins after the budget.
+
     Args:
         loop: whose loader and step are tried.
         m: what was measured of it.
-        proposed: the most promising of them are tried, as many as there is time for: two to five.
+        proposed: the most promising of them are tried, as many as there is time for: up to five.
         files: evicted before every trial; empty where trials are as warm as the files are.
         budget_s: of the diagnosis, of which trials take a share.
+        over_s: when the budget is over, by the monotonic clock.
         say: called with what is measured next and the share that is done.
     """
-    seconds, failed = TRIALS_SHARE * budget_s, []
+    seconds, failed = min(TRIALS_SHARE * budget_s, over_s - time.monotonic()), []
     # What removes something that was measured is more promising than what can only be tried.
     promising = (remedy for remedy in proposed if remedy.arguments)
     tried = sorted(promising, key=lambda one: (one.expected is None, one.expected or m.ceiling))
     if not tried:
         return Trials(proposed)
-    room = count_arms(seconds, loop.loader, m.epoch_s / m.steps) - len(AS_IS)
-    tried = tried[: min(max(room, 2), 5)]
-    ends_s = time.monotonic() + seconds
+    left_out = (Text("trials of {changes}").format(changes=Text(", ").join(_names(tried))),)
+    usual, most = (
+        count_arms(seconds / blocks, loop, m.epoch_s / m.steps) - len(AS_IS)
+        for blocks in (FEWEST_BLOCKS, FEWEST_COMPARED)
+    )
+    tried = tried[: max(min(max(usual, 2), most, 5), 0)]
+    if not tried:
+        return Trials(proposed, left_out=left_out)
     timed_s = stretch_s(seconds, len(tried) + len(AS_IS))
     with ExitStack() as stack:
         # Loader, what opens a context in which it is timed, and for how long.
@@ -90,13 +102,15 @@ def try_remedies(
                 with stall_limit() as wait_for:
                     wait_for("a first step with it", loaders.FIRST)
                     applied = _applied(loop, remedy, stack)
-                arms[remedy.key] = (*applied, max(timed_s, _filling_s(m, remedy)))
+                arms[remedy.key] = (*applied, max(timed_s, _filling_s(m, loop, remedy)))
             except Exception as error:  # the user's own code may raise anything
                 failed.append(NOT_TRIED.format(what=remedy.name, why=in_one_line(error)))
         epochs_s: dict[Key, list[float]] = {arm: [] for arm in arms}
         for arm in in_blocks(
-            arms, ends_s, lambda text, share: say(text, 1 - TRIALS_SHARE * (1 - share))
+            arms, over_s, lambda text, share: say(text, 1 - TRIALS_SHARE * (1 - share))
         ):
+            if time.monotonic() > over_s:  # of the first block
+                break
             try:
                 if files and (reason := why_not_evicted(files)):
                     raise Skip(reason)
@@ -110,15 +124,22 @@ def try_remedies(
                 failed.append(NOT_TRIED.format(what=changes[arm], why=in_one_line(error)))
                 del arms[arm], epochs_s[arm]
     base_s = list(zip(*(epochs_s[arm] for arm in AS_IS)))
+    if len(base_s) < FEWEST_COMPARED:
+        return Trials(proposed, tuple(failed), left_out=left_out)
     timed = (_with_times(each, epochs_s.get(each.key), base_s) for each in proposed)
     return Trials(tuple(timed), tuple(failed))
 
 
-def _filling_s(m: Bounds, remedy: Remedy) -> float:
+def _names(remedies: Iterable[Remedy]) -> list[str]:
+    """Return the names of remedies, each once."""
+    return list(dict.fromkeys(remedy.name for remedy in remedies))
+
+
+def _filling_s(m: Bounds, loop: Loop, remedy: Remedy) -> float:
     """Return how long to try a change of prefetching; 0 for other changes."""
     ahead = int(remedy.arguments.get("prefetch_factor", 0)) * m.now.workers
     # The queue fills in four times the seconds in which the training uses up the batches ahead.
-    return min(4 * ahead * m.epoch_s / m.steps, LONGEST_S)
+    return min(4 * ahead * m.epoch_s / m.steps, loop.longest_s)
 
 
 def _with_times(

@@ -419,6 +419,72 @@ def test_a_real_functions_name_leads_to_its_advice(make, words, tmp_path):
     assert words in (advice_for(slowest.reader) or advice_for(slowest.name))
 
 
+def load(path):
+    return Image.open(path).convert("RGB")
+
+
+def load_image(path):
+    return Image.open(path).convert("RGB")
+
+
+def shrink(pixels):
+    return cv2.resize(pixels, (300, 200), interpolation=cv2.INTER_LANCZOS4)
+
+
+class Shrink:
+    def __call__(self, pixels):
+        return shrink(pixels)
+
+
+def count_bright(pixels):
+    flat = np.ravel(pixels)[:20_000]
+    return sum(1 for value in flat if value > 127)
+
+
+def use_load(files):
+    load(photo(files))
+
+
+def make_picture(files):
+    load_image(photo(files))
+
+
+def use_shrink(files):
+    shrink(PIXELS)
+
+
+SHRINK = Shrink()
+
+
+def use_class(files):
+    SHRINK(PIXELS)
+
+
+def use_own_loop(files):
+    count_bright(PIXELS)
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize(
+    ("make", "name", "words"),
+    [
+        (use_load, "PIL.Image.convert in test_advice.load", "simplejpeg or cv2.imdecode"),
+        (make_picture, "PIL.Image.convert in test_advice.load_image",
+         "simplejpeg or cv2.imdecode"),
+        (use_shrink, "cv2.resize in test_advice.shrink", "decode at a reduced size"),
+        (use_class, "cv2.resize in test_advice.Shrink", "decode at a reduced size"),
+        (use_own_loop, "test_advice.count_bright", ""),
+    ],
+)  # fmt: skip
+def test_what_the_users_own_function_mostly_calls_is_named_with_it(make, name, words, tmp_path):
+    files = Files(make, tmp_path)
+    make(files)
+    slowest = probe_stages(DataLoader(files, batch_size=4), seconds=0.3).stages[0]
+    assert slowest.name == name
+    advice = advice_for(slowest.name)
+    assert words in advice and bool(words) == bool(advice)
+
+
 class Late(Dataset):
     """Texts from a pipe that another thread fills late, as a disk or a server does."""
 

@@ -317,12 +317,59 @@ def test_kinds_of_host_work_are_shares_of_a_step():
     assert found.kind_s("reports") == 0.0
 
 
+# --- floors -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arguments", [{"batch_size": 8}, {}], ids=["DataLoader", "generator"])
+@pytest.mark.parametrize(
+    ("warm_s", "floor"),
+    [
+        (0.15, 0.1 / 0.15),  # one after the other: without half of the loading, 100 of 150 ms
+        (0.13, 0.1 / 0.15),  # as far as the clock can tell
+        (
+            0.12,
+            0.05 / 0.12,
+        ),  # a thread loads while the step computes: no more than the step is left
+        (0.1, 0.05 / 0.1),
+    ],
+)
+def test_a_thread_that_loads_ahead_does_not_lengthen_the_step(arguments, warm_s, floor):
+    # Loading takes 100 ms, half of it WORK, and the step 50.
+    measured = facts(resident=(0.05,), warm=(warm_s,), arguments=arguments)
+    bounds = bounds_of(measured)
+    (one,) = [remedy for remedy in propose(bounds) if remedy.name == "faster transform"]
+    assert one.floor == pytest.approx(floor)
+    assert "in which a worker" not in one.reason
+    names = {remedy.name for remedy in propose(bounds)}
+    assert not {"persistent workers", "more prefetching", "no workers"} & names
+    assert ("more workers" in names) == bool(arguments)
+
+
+def test_what_an_epoch_draws_ahead_is_gone_with_a_slow_sampler():
+    # Drawing takes 40 ms, the device 24; before the first of 20 batches, four are drawn.
+    measured = facts(
+        resident=(), alone=(0.042,), warm=(), alone_as={"cpu_s": 0.05, "own_cpu_s": 0.04},
+        probe=Stages(stages=(WORK,), sampler_s=0.04), length=20, has_queue=True,
+    )  # fmt: skip
+    warm = stretch("warm", 0.042, epoch_s=0.97, startup_s=0.18)
+    step = stretch("resident", 0.024, busy_s=0.002, readings=Readings(device_s=0.024))
+    measured = replace(measured, stretches=(*measured.stretches, warm, step))
+    bounds = bounds_of(measured)
+    assert bounds.now.startup_s == pytest.approx((0.18 - 2 * 0.042) / 20)
+    (faster,) = [remedy for remedy in propose(bounds) if remedy.name == "faster sampler"]
+    assert faster.floor == pytest.approx(0.024 * 20 / 0.97)
+    # Where drawing is half of it, the rest is left.
+    half = replace(measured, probe=replace(measured.probe, sampler_s=0.02))
+    (faster,) = [remedy for remedy in propose(bounds_of(half)) if remedy.name == "faster sampler"]
+    assert faster.floor == pytest.approx((0.024 + (0.18 - 2 * 0.042 - 4 * 0.02) / 20) * 20 / 0.97)
+
+
 # --- stages of one worker ---------------------------------------------------------------------
 
 
 def made(number, wall_s, thread_s=None, at_s=0.0, queued_s=0.0):
     thread_s = wall_s if thread_s is None else thread_s
-    totals = {("transform", "work", ""): [wall_s, thread_s, thread_s]}
+    totals = {("transform", "work", "", ""): [wall_s, thread_s, thread_s]}
     return Made(number, totals, at_s, queued_s)
 
 

@@ -5,6 +5,7 @@ the machine to themselves.
 """
 
 import itertools
+import logging
 import os
 import re
 import shutil
@@ -12,6 +13,7 @@ import signal
 import threading
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,7 +21,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 import labkit as lab
-from labkit.diagnosis import arms, bounds, loaders, measure, rules
+from labkit.diagnosis import arms, bounds, loaders, measure, rules, verify
 from labkit.diagnosis import diagnose as module
 from labkit.diagnosis.arms import Loop
 from labkit.diagnosis.bounds import bounds_of
@@ -36,13 +38,15 @@ from labkit.parts.devices import GpuSpeeds, SimulatedGpu
 from tests.fake_clock import FakeClock
 from tests.processes import PATIENCE_S
 
-BUDGET_S = 1.0
+BUDGET_S = 10.0
 
 
 @pytest.fixture(scope="module", autouse=True)
 def short_stretches():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "LEAST_BUDGET_S", BUDGET_S)
+        patch.setattr(module, "LEAST_BUDGET_S", 1.0)
+        for each in (measure, verify):
+            patch.setattr(each, "stretch_s", lambda *_: 0.1)
         patch.setattr(arms, "SHORTEST_S", 0.1)
         patch.setattr(arms, "FEWEST_STEPS", 4)
         patch.setattr(arms, "BLOCKS", 3)
@@ -265,6 +269,41 @@ def test_workers_that_wait_for_a_late_batch_need_more_ahead(monkeypatch):
     assert "waiting for a late batch" in str(found)
 
 
+class Parcel:
+    """An object that takes the main process 10 ms of CPU to receive."""
+
+    def __getstate__(self):
+        return {"is_full": True}
+
+    def __setstate__(self, state):
+        Slow(cpu_s=0.01).grind()
+
+
+class Parcels(Slow):
+    def __getitem__(self, i):
+        self.grind()
+        return Parcel()
+
+
+class LateHandler(logging.Handler):
+    def emit(self, record):
+        time.sleep(0.001)
+
+
+@pytest.mark.alone
+def test_reports_that_explain_hardly_any_of_the_waiting_are_not_the_bottleneck():
+    logger = logging.Logger("training")
+    logger.addHandler(LateHandler())
+    loader = DataLoader(
+        Parcels(length=400), batch_size=None, num_workers=1, persistent_workers=True
+    )
+    found = diagnose(loader, lambda batch: logger.warning("loss"))
+    assert found.remedies[0].name == "report less often"
+    assert (found.verdict, found.bottleneck) == ("highly input-bound", "not explained")
+    largest = "Bottleneck: not explained; the largest part of a batch's time is waiting for the"
+    assert largest in str(found)
+
+
 class Deliberate(Sampler):
     """An order of which each number takes a while."""
 
@@ -478,8 +517,44 @@ def test_slow_steps_need_not_be_eight(monkeypatch):
 
 def test_slow_steps_leave_time_for_fewer_trials():
     loader = DataLoader(Slow())
-    assert arms.count_arms(3.0, loader, step_s=0.05) == 3  # three blocks of six steps
-    assert arms.count_arms(3.0, loader, step_s=0.0) == 10
+    assert arms.count_arms(1.0, Loop(loader, print), step_s=0.05) == 3  # six steps each
+    assert arms.count_arms(1.0, Loop(loader, print), step_s=0.0) == 10
+
+
+@pytest.mark.parametrize(("ends_s", "begun"), [(1.0, 3), (10.0, 3), (13.0, 4), (100.0, 9)])
+def test_after_the_time_is_over_only_the_first_block_goes_on(ends_s, begun, monkeypatch):
+    clock = FakeClock()
+    monkeypatch.setattr(arms, "time", SimpleNamespace(monotonic=clock.now, sleep=clock.sleep))
+    monkeypatch.setattr(arms, "FILLING_S", 0.0)
+    count = 0
+    for _ in arms.in_blocks(["warm", "alone", "resident"], ends_s, lambda *_: None):
+        clock.sleep(4.0)
+        count += 1
+    assert count == begun
+
+
+@pytest.mark.alone
+def test_a_diagnosis_of_slow_steps_ends_with_its_budget_and_names_what_it_left_out():
+    # A step and its batch take 0.3 s; three blocks alone would take ten seconds and more.
+    loader = DataLoader(Waiting(length=400, cpu_s=0.04), batch_size=4)
+    begun_s = time.monotonic()
+    found = lab.diagnose(loader, lambda batch: time.sleep(0.15), budget_s=2, progress=False)
+    assert time.monotonic() - begun_s < 2 + 1.5
+    assert found.broken == "" and 0.3 < found.ceiling < 0.7
+    assert found.facts.left_out[0] == "2 of 3 blocks of measurements"
+    (line,) = (each for each in str(found).splitlines() if "lack of time" in each)
+    assert line.endswith("trials of more workers; raise budget_s.")
+    assert all(remedy.measured is None for remedy in found.proposed)
+
+
+@pytest.mark.alone
+def test_a_budget_that_is_over_before_all_was_measured_once_is_named():
+    loader = DataLoader(Slow(length=400, cpu_s=0), batch_size=4)
+    begun_s = time.monotonic()
+    found = lab.diagnose(loader, lambda batch: time.sleep(0.6), budget_s=1, progress=False)
+    assert time.monotonic() - begun_s < 1 + 2
+    assert found.broken == measure.NO_TIME
+    assert "loading and computing: " in str(found) or "loading alone: " in str(found)
 
 
 def test_workers_that_fill_their_queues_are_no_part_of_the_step(monkeypatch):
@@ -491,7 +566,8 @@ def test_workers_that_fill_their_queues_are_no_part_of_the_step(monkeypatch):
     batches = iter(loader)
     loop.keep(next(batches))
     assert loop.compute(0.2).cpu_s < 0.02
-    assert next(arms.in_blocks(["alone"], 0.0, lambda *_: None)) == "alone"
+    ends_s = time.monotonic() + PATIENCE_S
+    assert next(arms.in_blocks(["alone"], ends_s, lambda *_: None)) == "alone"
     before_s = own_cpu_s()
     time.sleep(0.2)
     assert own_cpu_s() - before_s < 0.1
@@ -688,15 +764,14 @@ def test_a_change_that_breaks_the_loader_is_named_on_the_screen():
 
 def test_each_trial_has_a_time_of_its_own_whatever_its_text():
     loop = Loop(DataLoader(Slow(cpu_s=0), batch_size=4), lambda batch: None)
-    facts = measure.collect(loop, budget_s=BUDGET_S, say=lambda *_: None)
+    limits = {"budget_s": BUDGET_S, "over_s": time.monotonic() + 60, "say": lambda *_: None}
+    facts = measure.collect(loop, **limits)
     usual = {"name": "more workers", "bottleneck": "workers", "reason": "", "change": "the same"}
     proposed = tuple(
         rules.Remedy(**usual, subject=str(count), arguments={"num_workers": count})
         for count in (1, 2)
     )
-    found = try_remedies(
-        loop, bounds_of(facts), proposed, files=(), budget_s=BUDGET_S, say=lambda *_: None
-    )
+    found = try_remedies(loop, bounds_of(facts), proposed, files=(), **limits)
     one, two = (remedy.measured for remedy in found.remedies)
     assert None not in (one, two) and one != two
 
@@ -740,8 +815,9 @@ def test_what_waits_for_a_gpu_is_counted_and_what_ran_on_it_is_timed(read):
     def run():
         for _ in range(20):
             read((picture @ picture).sum())
+        return 20
 
-    seen = find_device(None).profile(run, 20)
+    seen = find_device(None).profile(run)
     assert (seen.syncs > BLOCKING_SYNCS_PER_STEP) == (read is torch.Tensor.item)
     assert 0 < seen.device_s < 1
     assert 0 < seen.waited_s < 1

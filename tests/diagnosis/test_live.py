@@ -27,7 +27,7 @@ from tests.diagnosis.test_trainings import SCRIPT, WAITS
 from tests.diagnosis.test_watch import free_port
 from tests.processes import PATIENCE_S, until
 
-BUDGET = ["--budget-s", "5"]
+BUDGET = ["--budget-s", "10"]
 TRAINING = """
 import os, signal, sys, time, torch
 from torch.utils.data import DataLoader, Dataset
@@ -570,7 +570,7 @@ def test_a_function_that_trains_is_diagnosed_in_a_context(capsys):
             optimizer.step()
         ended.append(True)
 
-    with lab.diagnosing(budget_s=5, progress=False) as live:
+    with lab.diagnosing(budget_s=10, progress=False) as live:
         for _ in range(100):
             train()
     assert live.diagnosis.broken == ""

@@ -47,7 +47,7 @@ def test_a_step_is_timed_until_its_work_is_done(gpu, queued, monkeypatch):
         if len(queued) == ROOM:  # the queue is full: the host waits
             getattr(torch, gpu).synchronize()
 
-    found = lab.diagnose(loader, step, budget_s=1.0, progress=False)
+    found = lab.diagnose(loader, step, budget_s=4.0, progress=False)
     assert found.facts.device == gpu
     step_s = found.table().loc["computing alone (batches are kept)", "step_s"]
     assert step_s >= STEP_S
@@ -65,7 +65,7 @@ def test_launching_is_no_work_that_workers_could_do(gpu, queued, monkeypatch):
         if len(queued) == ROOM:
             getattr(torch, gpu).synchronize()
 
-    found = lab.diagnose(loader, step, budget_s=1.0, progress=False)
+    found = lab.diagnose(loader, step, budget_s=4.0, progress=False)
     assert found.broken == ""
     assert found.facts.host_kinds["launch"].share > 0.5
     assert {"main thread", "launching"} & {remedy.bottleneck for remedy in found.proposed} == set()

@@ -158,6 +158,30 @@ def test_above_a_third_that_is_not_explained_no_known_part_is_blamed():
     assert said in str(tried)
 
 
+@pytest.mark.parametrize(
+    ("share", "words"),
+    [
+        (0.4, "Bottleneck: not explained; the largest part of a batch's time is waiting for the "
+              "main process, 70 %."),
+        (0.9, "Bottleneck: reports."),
+    ],
+)  # fmt: skip
+def test_what_saves_hardly_any_of_what_loading_costs_does_not_explain_it(share, words):
+    # The main process takes 80 ms to receive a batch, and 20 for the step.
+    demand = {"take_s": 0.08, "step_s": 0.02, "host_s": 0.02, "host_cpu_s": 0.02, "device_s": 0.0}
+    row = Row(name="waiting for the main process", kind="bytes", seconds=0.14, share=0.7)
+    m = measured(
+        (stage("decode", "imdecode", 0.010),),
+        demand,
+        rows=(row,),
+        facts={"host_kinds": {"reports": Kind(share, "print")}},
+    )
+    lines = str(Diagnosis(**vars(conclude(m.facts, m, propose(m))))).splitlines()
+    assert words in lines[0]
+    saves = {0.4: "1.09", 0.9: "1.22"}[share]
+    assert any(line.startswith(f"1. report less often: {saves}× as fast") for line in lines)
+
+
 def test_fewer_bytes_shorten_all_that_touches_them():
     m = measured(sizes={"float64": 10_000_000}, facts={"probe": Stages(pickle_s=0.01)})
     ((_, expected),) = [one for one in bounds(m).items() if one[0][0] == "fewer bytes"]
@@ -190,6 +214,11 @@ def test_reading_that_computes_is_not_answered_with_a_faster_disk():
             "PIL.Image.convert",
             "PIL.Image.convert: decode with simplejpeg or cv2.imdecode, or store images at the "
             "size that is trained on",
+        ),
+        (
+            "PIL.Image.convert in mine.load_image",
+            "PIL.Image.convert in mine.load_image: decode with simplejpeg or cv2.imdecode, or "
+            "store images at the size that is trained on",
         ),
         (
             "cv2.imread",

@@ -130,7 +130,7 @@ def test_a_notebook_runs_without_a_click(path, photos, calibrated, kernel, tmp_p
     if "changes =" in parameters(notebook).source:
         given += f"\nchanges = {FEW | SMALLER.get(path.stem, {})}"
     if "budget_s =" in parameters(notebook).source:
-        given += "\nbudget_s = 5"
+        given += "\nbudget_s = 10"
     place = notebook.cells.index(parameters(notebook)) + 1
     shorter = SHORT + ALL_VARIANTS + FEW_VARIANTS * (path.stem not in NEEDS_ALL)
     notebook.cells.insert(place, nbformat.v4.new_code_cell(given + shorter))
