@@ -32,6 +32,15 @@ from labkit.diagnosis import loaders
 from labkit.diagnosis.batches import bytes_by_dtype, copy_batch, whole
 from labkit.diagnosis.facts import Stretch
 from labkit.diagnosis.gpu import Host
+from labkit.diagnosis.thresholds import (
+    BLOCKS,
+    FEWEST_BLOCKS,
+    FEWEST_STRETCH_STEPS,
+    FILLING_S,
+    LONGEST_STRETCH_S,
+    RESTS_S,
+    SHORTEST_STRETCH_S,
+)  # fmt: skip
 from labkit.language import Text
 from labkit.machine import procfs
 from labkit.machine.usage import cores_s, own_cpu_s, tree_read_bytes
@@ -41,11 +50,6 @@ from labkit.steady_rate import fewest_batches, steady_rate
 if TYPE_CHECKING:
     import torch
 
-BLOCKS, FEWEST_BLOCKS = 5, 3
-SHORTEST_S, LONGEST_S = 0.25, 4.0  # a stretch
-FEWEST_STEPS = 8
-RESTS_S = 0.03  # in which workers that have full queues use hardly any CPU
-FILLING_S = 4.0  # at most, until persistent workers have filled their queues
 Arm = TypeVar("Arm")
 
 
@@ -181,7 +185,7 @@ class Loop:
                     if done == skipped:  # the next batch counts from waiting for it
                         first, left_s = _usage(loader), now()
                     counted_s = left_s - begun_s
-                    enough = done >= skipped + fewest or counted_s >= LONGEST_S
+                    enough = done >= skipped + fewest or counted_s >= LONGEST_STRETCH_S
                     enough = enough and done > skipped and counted_s >= seconds
                     # Workers deliver in bursts, so that only whole rounds of them have a mean.
                     if enough and not epochs_s and (done - skipped) % skipped == 0:
@@ -250,7 +254,7 @@ def _skip_of(loader: object) -> int:
 def _fewest_steps(loader: object) -> int:
     """Return how many steps after those a stretch has at least, where they take no longer."""
     skipped = _skip_of(loader)
-    return max(FEWEST_STEPS, fewest_batches(skipped) - skipped)
+    return max(FEWEST_STRETCH_STEPS, fewest_batches(skipped) - skipped)
 
 
 class _Usage(NamedTuple):
@@ -383,13 +387,13 @@ def set_alarm(alarm: Alarm) -> Alarm:
 
 def stretch_s(seconds: float, arms: int) -> float:
     """Return the length of a stretch with which all blocks fit into some seconds."""
-    return min(max(seconds / BLOCKS / arms, SHORTEST_S), LONGEST_S)
+    return min(max(seconds / BLOCKS / arms, SHORTEST_STRETCH_S), LONGEST_STRETCH_S)
 
 
 def count_arms(seconds: float, loader: Iterable, step_s: float) -> int:
     """Return how many arms the fewest blocks have time for, whose stretches are the shortest."""
-    counted_s = min(_fewest_steps(loader) * step_s, LONGEST_S)
-    shortest_s = max(_skip_of(loader) * step_s + counted_s, SHORTEST_S)
+    counted_s = min(_fewest_steps(loader) * step_s, LONGEST_STRETCH_S)
+    shortest_s = max(_skip_of(loader) * step_s + counted_s, SHORTEST_STRETCH_S)
     return int(seconds / FEWEST_BLOCKS / shortest_s)
 
 

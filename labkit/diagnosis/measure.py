@@ -20,7 +20,6 @@ from labkit import units
 from labkit.contracts import Skip
 from labkit.diagnosis import loaders
 from labkit.diagnosis.arms import (
-    FEWEST_STEPS,
     Loop,
     Stopped,
     in_blocks,
@@ -34,6 +33,13 @@ from labkit.diagnosis.batches import arrays, batch_facts, copy_batch, move_batch
 from labkit.diagnosis.facts import Copies, Facts
 from labkit.diagnosis.gpu import Cuda, Host, OtherGpu, find_device, kinds_of
 from labkit.diagnosis.probe import probe_stages
+from labkit.diagnosis.thresholds import (
+    ARMS_SHARE,
+    FEWEST_STRETCH_STEPS,
+    PROFILE_SHARE,
+    STAGES_SHARE,
+    TRIALS_SHARE,
+)  # fmt: skip
 from labkit.language import Text
 from labkit.machine import hardware
 from labkit.machine.cores import core_limits
@@ -41,9 +47,6 @@ from labkit.parts.decoding import DECODERS
 from labkit.parts.devices import SimulatedGpu
 from labkit.parts.storage import cache_state
 
-# Of the budget: the arms, the probe inside a worker, the profile of the step, trials of remedies.
-# The rest is for workers to start and to end.  The bar shows the same shares.
-ARMS_SHARE, STAGES_SHARE, PROFILE_SHARE, TRIALS_SHARE = 0.4, 0.1, 0.03, 0.4
 EMPTY_BATCHES = 200
 FROM_BEGINNING = Text(
     "the first {n} batches stand for the whole epoch, as later ones cannot be read without them"
@@ -322,7 +325,7 @@ def _look_into_step(record: _Record, loop: Loop, seconds: float) -> None:
             record.set(copies=Copies())
             batches = loop.resident
         # Waiting spins, so only CUDA's profile tells it from work.  One step more is skipped.
-        readings = device.profile(lambda: loop.compute(0.0, batches), 1 + FEWEST_STEPS)
+        readings = device.profile(lambda: loop.compute(0.0, batches), 1 + FEWEST_STRETCH_STEPS)
         # With an empty queue: the host also waits, inside a launch, where that is full.
         called_s = _median_s(device, lambda: loop.step(whole(batches[0])), host_only=True)
         stretch = replace(

@@ -20,7 +20,6 @@ from labkit.analysis.statistics import log_ratio
 from labkit.contracts import Skip
 from labkit.diagnosis import loaders
 from labkit.diagnosis.arms import (
-    LONGEST_S,
     Loop,
     count_arms,
     in_blocks,
@@ -30,8 +29,9 @@ from labkit.diagnosis.arms import (
 )  # fmt: skip
 from labkit.diagnosis.batches import whole
 from labkit.diagnosis.bounds import Bounds
-from labkit.diagnosis.measure import TRIALS_SHARE, why_not_evicted
+from labkit.diagnosis.measure import why_not_evicted
 from labkit.diagnosis.rules import Remedy
+from labkit.diagnosis.thresholds import LONGEST_STRETCH_S, TRIALS_SHARE
 from labkit.language import Text
 
 Key = tuple[str, str]  # of a remedy
@@ -118,7 +118,7 @@ def _filling_s(m: Bounds, remedy: Remedy) -> float:
     """Return how long to try a change of prefetching; 0 for other changes."""
     ahead = int(remedy.arguments.get("prefetch_factor", 0)) * m.now.workers
     # The queue fills in four times the seconds in which the training uses up the batches ahead.
-    return min(4 * ahead * m.epoch_s / m.steps, LONGEST_S)
+    return min(4 * ahead * m.epoch_s / m.steps, LONGEST_STRETCH_S)
 
 
 def _with_times(
