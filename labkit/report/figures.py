@@ -35,14 +35,12 @@ if TYPE_CHECKING:
     from matplotlib.text import Text
 
 KINDS = ("png", "svg", "pdf")
-STYLE = Path(__file__).with_name("labkit.mplstyle")
 # Matplotlib's settings are global, also for figures made in other threads.
 _LOCK = threading.RLock()
 
 WIDTH_IN = 8.4
 PAD_IN, GAP_IN = 0.15, 0.05  # around all; between two texts
 AXIS_IN = 0.6  # ticks and label of the x axis
-LEGEND_COLUMNS, LEGEND_CHARS = 3, 30  # of a line of a text
 INK, SOFT_INK, WARNING_INK = "#1a1a1a", "#555555", "#9c3a00"
 # Tried in this order for letters that DejaVu Sans lacks.
 CJK_FONTS = (
@@ -54,7 +52,6 @@ CJK_FONTS = (
 # Parts that stay whole: an interval; a word, also with a percent sign or a dot behind its space;
 # a Chinese, Japanese or Korean character.
 _PARTS = re.compile(r"\[[\d.,% ]+\]\S* *|[\u2e80-\uffff]|[^\s\u2e80-\uffff]+(?: [%·]\S*)* *| +")
-MIN_LAST_LINE = 0.3  # of the width: a last line of one word looks lost
 
 
 # --- title, legend and caption --------------------------------------------------------------
@@ -131,9 +128,9 @@ def frame(
     legend: Any = None
     if handles:
         for handle in handles:
-            handle.set_label(wrap(str(handle.get_label()), LEGEND_CHARS))
+            handle.set_label(wrap(str(handle.get_label()), chars=30))
         legend = figure.legend(
-            handles=handles, loc="lower left", ncols=LEGEND_COLUMNS, borderaxespad=0, borderpad=0
+            handles=handles, loc="lower left", ncols=3, borderaxespad=0, borderpad=0
         )  # fmt: skip
         legend.set_in_layout(False)
     top_in = PAD_IN + sum(_height_in(figure, text) + GAP_IN for text in above)
@@ -176,7 +173,8 @@ def _break(parts: Sequence[tuple[str, float]]) -> list[str]:
     """Break parts with their widths in inches into lines that fit the figure."""
     limit_in = WIDTH_IN - 2 * PAD_IN
     lines = _break_at(parts, limit_in)
-    while len(lines) > 1 and lines[-1][1] < MIN_LAST_LINE * limit_in:
+    # A last line of one word looks lost.
+    while len(lines) > 1 and lines[-1][1] < 0.3 * limit_in:
         limit_in *= 0.97
         narrower = _break_at(parts, limit_in)
         if len(narrower) > len(lines):
@@ -245,7 +243,7 @@ def style() -> Iterator[None]:
     with _LOCK, matplotlib.rc_context(), warnings.catch_warnings():
         # A letter that no font has is drawn as a box; the table beside the chart has it.
         warnings.filterwarnings("ignore", message=r"Glyph .* missing from font")
-        matplotlib.rc_file(STYLE)
+        matplotlib.rc_file(Path(__file__).with_name("labkit.mplstyle"))
         installed = {font.name for font in fontManager.ttflist}
         # Naming a font that is not there makes matplotlib warn at every text.
         cjk = [name for name in CJK_FONTS if name in installed]
