@@ -71,6 +71,7 @@ CONTAINERS = frozenset(
 )  # fmt: skip
 OBJECT_METHODS = frozenset(("__call__", "forward", "_call_impl", "_wrapped_call_impl"))
 DATASET_METHODS = frozenset(("__getitem__", "__getitems__", "__iter__", "__next__"))
+WRAPPERS = frozenset(("wrapper", "wrapped", "inner", "decorate_context"))
 
 Totals = dict[tuple[str, str, str], list[float]]
 """By kind, name and, of reads, the transform they are part of (else ""): wall seconds, CPU seconds
@@ -101,7 +102,7 @@ def _rule_of(code: CodeType, module: str) -> str:
         return READ if "read" in _words(name) else DECODE
     if name in OBJECT_METHODS | DATASET_METHODS:
         return BY_OBJECT
-    if name in {"wrapper", "wrapped", "inner", "decorate_context"}:
+    if name in WRAPPERS:
         return OPEN
     if code.co_filename.startswith(_STDLIB) and "-packages" not in code.co_filename:
         return TRANSFORM  # the decode of codecs, for one, decodes no image

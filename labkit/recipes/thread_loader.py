@@ -29,6 +29,11 @@ import numpy as np
 if TYPE_CHECKING:
     import torch
 
+SPARE_BUFFERS = 2  # besides the batches ahead: the one in the loop and the one before it
+TASKS = 8  # into which a batch is divided, for each thread: handing one over takes 10 µs
+KINDS = 16  # of arrays whose memory is kept: batches may differ in shape all the time
+STOP_S = 5.0  # how long the end of an epoch waits for the samples that are being made
+
 
 class ThreadLoader:
     """Iterate over batches that threads of this process make.
@@ -124,10 +129,9 @@ class ThreadLoader:
         self.batch_sampler: Any = torchs.batch_sampler
         self.num_threads, self.prefetch_batches = num_threads, prefetch_batches
         self.collate_fn, self.pin_memory = collate_fn, pin_memory
-        # Shape and dtype -> arrays that no batch refers to any more.  Two batches are used besides
-        # those ahead: the one in the loop and the one before it.
+        # Shape and dtype -> arrays that no batch refers to any more.
         self._free: defaultdict[object, deque] = defaultdict(
-            partial(deque, maxlen=prefetch_batches + 2)
+            partial(deque, maxlen=prefetch_batches + SPARE_BUFFERS)
         )
 
     def __len__(self) -> int:
@@ -166,8 +170,7 @@ class ThreadLoader:
                     ahead.append(([submit(self._collate, some, make)], lambda results: results[0]))
                     continue
                 batch = _Batch(some, self._empty)
-                # Handing a task over takes 10 µs, so a thread gets eight of a batch.
-                size = max(1, len(some) // (8 * max(1, self.num_threads)))
+                size = max(1, len(some) // (TASKS * max(1, self.num_threads)))
                 places = (range(len(some))[i : i + size] for i in range(0, len(some), size))
                 ahead.append(([submit(batch.fill, each, make) for each in places], batch.finish))
 
@@ -189,7 +192,7 @@ class ThreadLoader:
                 stopped.set()
                 executor.shutdown(wait=False, cancel_futures=True)
                 if self.num_threads:
-                    wait([f for futures, _ in ahead for f in futures if f.running()], timeout=5.0)
+                    wait([f for futures, _ in ahead for f in futures if f.running()], STOP_S)
 
     def _collate(self, keys: list, make: Callable[[object], object]) -> object:
         return self._pin(self.collate_fn([make(key) for key in keys]))
@@ -212,8 +215,7 @@ class ThreadLoader:
 
         if self.pin_memory:
             return torch.from_numpy(np.empty(0, dtype)).new_empty(shape, pin_memory=True)
-        # Batches may differ in shape all the time, so the memory of 16 kinds of arrays is kept.
-        if len(self._free) > 16:
+        if len(self._free) > KINDS:
             self._free.clear()
         free = self._free[shape, dtype]
         try:

@@ -52,6 +52,7 @@ CJK_FONTS = (
 # Parts that stay whole: an interval; a word, also with a percent sign or a dot behind its space;
 # a Chinese, Japanese or Korean character.
 _PARTS = re.compile(r"\[[\d.,% ]+\]\S* *|[\u2e80-\uffff]|[^\s\u2e80-\uffff]+(?: [%·]\S*)* *| +")
+MIN_LAST_LINE = 0.3  # of the width: a last line of one word looks lost
 
 
 # --- title, legend and caption --------------------------------------------------------------
@@ -173,8 +174,7 @@ def _break(parts: Sequence[tuple[str, float]]) -> list[str]:
     """Break parts with their widths in inches into lines that fit the figure."""
     limit_in = WIDTH_IN - 2 * PAD_IN
     lines = _break_at(parts, limit_in)
-    # A last line of one word looks lost.
-    while len(lines) > 1 and lines[-1][1] < 0.3 * limit_in:
+    while len(lines) > 1 and lines[-1][1] < MIN_LAST_LINE * limit_in:
         limit_in *= 0.97
         narrower = _break_at(parts, limit_in)
         if len(narrower) > len(lines):
