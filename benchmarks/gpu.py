@@ -545,7 +545,7 @@ def main(arguments: list[str] | None = None) -> int:
         options.on = f"{state.name}, driver {state.driver}, torch {torch.__version__}"
         name = state.name
     # What was measured elsewhere is no part of this.
-    machine = hardware.provenance().machine_id[: hardware.MACHINE_ID_SHOWN]
+    machine = hardware.provenance().machine_id[:6]
     options.here = re.sub(r"\W+", "-", f"{name} {machine}".lower())
     # Each of its processes would import torch with this module.
     makes = [sys.executable, "-m", "data_scripts.make_photos", options.data, "--or-adopt"]

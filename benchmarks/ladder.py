@@ -29,7 +29,6 @@ from benchmarks import frame
 from benchmarks.loaders import drain, run_threads
 from labkit import units
 from labkit.machine import hardware
-from labkit.parts.packing import JPEG
 from labkit.parts.packing.manifest import read_manifest
 from labkit.pipeline import Source, open_loader
 from labkit.report import figures
@@ -255,7 +254,7 @@ def main() -> int:
         )
     if options.save:
         last = list(steps)[-1]
-        stored = [label for label in steps if settings[label].storage_format != JPEG]
+        stored = [label for label in steps if settings[label].storage_format != "jpeg"]
         figure = draw(
             loaded,
             alone,

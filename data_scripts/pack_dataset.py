@@ -22,7 +22,7 @@ from labkit import units
 from labkit.contracts import Skip
 from labkit.files import bar
 from labkit.parts.decoding import DECODERS
-from labkit.parts.packing import JPEG, PACKINGS, SAMPLE
+from labkit.parts.packing import PACKINGS
 from labkit.parts.packing.manifest import read_manifest
 from labkit.parts.packing.remote import place
 from labkit.parts.preprocessing import PREPROCESSORS
@@ -92,9 +92,9 @@ def pack(settings: Settings, out: Path | None, given: argparse.Namespace) -> int
             f"{units.rate(cost['images'] / cost['pack_s'])}"
         )
     names = ["packing", "storage_format"] + (
-        ["input_px"] if settings.storage_format != JPEG else []
+        ["input_px"] if settings.storage_format != "jpeg" else []
     )
-    names += ["preprocessor", "seed"] if settings.storage_format == SAMPLE else []
+    names += ["preprocessor", "seed"] if settings.storage_format == "sample" else []
     settings = replace(settings, data=cost["folder"] if out else str(Path(given.data).absolute()))
     words = ", ".join(f"{name}={getattr(settings, name)!r}" for name in ["data", *names])
     print(f"a notebook reads it with: Settings({words})")
@@ -135,7 +135,7 @@ def _parser() -> argparse.ArgumentParser:
     add("data", help="folder with the images, or its URL")
     add("--to", choices=PACKINGS, required=True, help="how the images are to be stored")
     add(
-        "--storage-format", choices=field_kinds()["storage_format"][1], default=JPEG,
+        "--storage-format", choices=field_kinds()["storage_format"][1], default="jpeg",
         help="what of an image: its JPEG, that scaled down, its pixels, or a finished sample",
     )  # fmt: skip
     add("--px", type=int, default=DEFAULT_PX, help="side in pixels; of no effect on jpeg")

@@ -27,16 +27,7 @@ from labkit.machine.gpu import CudaState
 from labkit.parts.decoding import DECODERS, Decoder
 from labkit.parts.devices import DEVICES, GPUS, DevicePart, GpuSpeeds
 from labkit.parts.loading import LOADERS, Loader
-from labkit.parts.packing import (
-    JPEG,
-    PACKINGS,
-    PIXELS,
-    RESIZED,
-    SAMPLE,
-    SMALL,
-    YUV420,
-    Packing,
-)
+from labkit.parts.packing import PACKINGS, Packing
 from labkit.parts.packing.packs import pack_format, shorter_side_px
 from labkit.parts.packing.remote import download, place
 from labkit.parts.prefetching import PREFETCHERS, Prefetcher
@@ -256,7 +247,7 @@ def gather_facts(settings: Mapping[str, Any]) -> Facts:
         loads_outside=loader.is_outside,
         decodes_scaled=decoder.scaled,
         other_pixels=decoder.other_pixels,
-        stores_fewer_pixels=settings.get("storage_format") in (SMALL, YUV420),
+        stores_fewer_pixels=settings.get("storage_format") in ("small", "yuv420"),
         stays_in_memory=find_part(StoragePart, settings.get("storage")).stays_in_memory,
         is_on_cpu=device.is_cpu,
         is_simulated=device.is_simulated,
@@ -285,11 +276,11 @@ def label_samples(settings: Settings) -> dict[str, str]:
     px, stored = settings.input_px, settings.storage_format
     stored_px = shorter_side_px(stored, px or 0)
     images = {
-        RESIZED: f"JPEGs scaled to {px} px beforehand, so other pixels",
-        PIXELS: f"pixels scaled to {px} px beforehand, so others",
-        SAMPLE: "samples finished beforehand, random draws and all",
-        SMALL: f"JPEGs scaled to {stored_px} px beforehand, so other pixels",
-        YUV420: f"YUV 4:2:0 planes of {stored_px} px made beforehand, so other pixels",
+        "resized": f"JPEGs scaled to {px} px beforehand, so other pixels",
+        "pixels": f"pixels scaled to {px} px beforehand, so others",
+        "sample": "samples finished beforehand, random draws and all",
+        "small": f"JPEGs scaled to {stored_px} px beforehand, so other pixels",
+        "yuv420": f"YUV 4:2:0 planes of {stored_px} px made beforehand, so other pixels",
     }
     labels = {"images": images[stored]} if stored in images else {}
     decoder = find_part(Decoder, settings.decoder)
@@ -357,13 +348,13 @@ def stored_folder(settings: Settings) -> Path:
     It is the data itself, or a pack beside it: `data/photos.packs/lmdb-pixels-256`.
     """
     data = place(settings.data)
-    as_it_is = settings.packing == "folder" and settings.storage_format == JPEG
+    as_it_is = settings.packing == "folder" and settings.storage_format == "jpeg"
     if as_it_is or pack_format(data) is not None:
         return data
     words = [settings.packing]
-    if settings.storage_format != JPEG:
+    if settings.storage_format != "jpeg":
         words += [settings.storage_format, str(settings.input_px)]
-    if settings.storage_format == SAMPLE:
+    if settings.storage_format == "sample":
         words += [settings.preprocessor, str(settings.seed)]
     return data.with_name(f"{data.name}.packs") / "-".join(words)
 

@@ -214,8 +214,6 @@ MODES: dict[str, Mode] = {
 # In what order, from which cache state and with which loop variants run.
 CORRECTED, AS_PUBLISHED = "corrected", "as in the document"
 PROTOCOLS = (CORRECTED, AS_PUBLISHED)
-# Exact sign-flip tests with 5 blocks cannot reach p < 0.0625 (EVIDENCE, "How many").
-MIN_JUDGED_BLOCKS = 6
 
 
 def pick(table: dict[str, T], name: str, what: str) -> T:

@@ -21,7 +21,7 @@ from labkit.diagnosis.answer import Facts, answer, lines, lines_of_ranks
 from labkit.diagnosis.bounds import bounds_of
 from labkit.diagnosis.compare import Watched, compare_watched
 from labkit.diagnosis.diagnose import Diagnosis
-from labkit.diagnosis.loader_search import THREADS, Tuned, effect
+from labkit.diagnosis.loader_search import Tuned, effect
 from labkit.diagnosis.loaders import NO_DATALOADER
 from labkit.diagnosis.measure import FROM_BEGINNING
 from labkit.diagnosis.rules import REMEDIES, VERDICTS, conclude, propose
@@ -265,7 +265,7 @@ def test_the_screen_of_tune_is_chinese_and_its_json_english(chinese):
     faster = Comparison(log_ratios=(-0.7, -0.69, -0.71))
     how = {
         "tried": "num_workers=2",
-        "unchanged": {THREADS: effect(8, faster), "in_order": "no gain shown"},
+        "unchanged": {"threads of a worker": effect(8, faster), "in_order": "no gain shown"},
         "left_out": {"num_workers=8": Text("a worker cannot load: {error}").format(error="x")},
         "budget_s": 60.0,
     }

@@ -14,7 +14,7 @@ from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import fmean, stdev
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from labkit.analysis.statistics import (
     detectable_share,
@@ -25,15 +25,21 @@ from labkit.analysis.statistics import (
     paired_interval,
     ratio_interval,
 )
-from labkit.analysis.thresholds import ALPHA, DELTA, MAX_AA_DIFFERENCE
-from labkit.settings import MIN_JUDGED_BLOCKS
+from labkit.analysis.thresholds import ALPHA, DELTA, MAX_AA_DIFFERENCE, MIN_JUDGED_BLOCKS
 
 K = TypeVar("K", bound=Hashable)
 LogTimes = Mapping[int, float]  # block -> ln of seconds
 
-UNSTABLE = "machine unstable"
-NO_DIFFERENCE = "no practical difference"
-REAL_BUT_SMALL = "real but small"
+Verdict = Literal[
+    "",
+    "machine unstable",
+    "no practical difference",
+    "faster",
+    "slower",
+    "real but small",
+    "inconclusive",
+    "baseline",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +57,7 @@ class Comparison:
     level: float | None = None
     """Level of the test for a difference: 0.05 alone, less by Holm's procedure among others; None
     below two blocks."""
-    verdict: str = ""
+    verdict: Verdict = ""
     """Empty where nothing is judged."""
 
     @property
@@ -188,7 +194,7 @@ def blind_below(aa: Sequence[float]) -> float:
 
 def judge(
     log_ratios: Sequence[Sequence[float]], noise_floors: Sequence[Sequence[float]]
-) -> list[tuple[float, str]]:
+) -> list[tuple[float, Verdict]]:
     """Judge variants together, so that all their verdicts share one error rate.
 
     Differences and equivalences are each tested at Holm's levels. Where `is_stable` denies it,
@@ -211,17 +217,19 @@ def judge(
         blind = blind_below(floor)
         is_different = different[place] <= levels[place] and abs(fmean(d)) >= blind
         is_equivalent = equivalent[place] <= equivalence_levels[place] and not blind
-        verdict = _verdict(d, is_different, is_equivalent) if is_stable(floor) else UNSTABLE
+        verdict: Verdict = "machine unstable"
+        if is_stable(floor):
+            verdict = _verdict(d, is_different, is_equivalent)
         verdicts.append((levels[place], verdict))
     return verdicts
 
 
-def _verdict(d: Sequence[float], is_different: bool, is_equivalent: bool) -> str:
+def _verdict(d: Sequence[float], is_different: bool, is_equivalent: bool) -> Verdict:
     """Return the first verdict that holds, in EVIDENCE's order."""
     if is_equivalent:
-        return NO_DIFFERENCE
+        return "no practical difference"
     if not is_different:
         return "inconclusive"
     if abs(fmean(d)) < math.log1p(DELTA):
-        return REAL_BUT_SMALL
+        return "real but small"
     return "faster" if fmean(d) < 0 else "slower"

@@ -18,9 +18,6 @@ from typing import Generic, TypeVar
 from labkit.analysis.compare import Comparison
 from labkit.analysis.thresholds import DELTA, NEGLIGIBLE_SHARE
 
-MOST_MEASURED_TWICE = 8  # candidates; more of them are measured once before half of them go
-MOST_BLOCKS = 31  # by then the interval is narrow enough, or nothing helps
-MAY_BE_EQUAL_SHARE = 2 * DELTA  # slower after few blocks, which are off by some percent
 K = TypeVar("K", bound=Hashable)
 
 
@@ -99,7 +96,8 @@ def halve(
     'two'
     """
     blocks: Blocks[K] = Blocks(measure, has_time)
-    left, repeats = list(candidates), 2 if len(candidates) <= MOST_MEASURED_TWICE else 1
+    # Of many candidates, half are left out after one measurement.
+    left, repeats = list(candidates), 2 if len(candidates) <= 8 else 1
     while left:
         for _ in range(repeats):
             if has_time():
@@ -110,7 +108,8 @@ def halve(
             break
         if len(left) > 2:
             left = _faster_half(left, blocks)
-        if blocks.count >= MOST_BLOCKS or _is_decided(left, blocks):
+        # After 31 blocks the interval is narrow enough, or nothing helps.
+        if blocks.count >= 31 or _is_decided(left, blocks):
             break
         repeats *= 2
     return Halved(best=_preferred(left, blocks), blocks=blocks)
@@ -157,7 +156,8 @@ def _faster_half(left: Sequence[K], blocks: Blocks[K]) -> list[K]:
     fastest = _fastest(left, blocks)
     ratios = {candidate: blocks.compared(candidate, fastest).ratio for candidate in left}
     kept = sorted(left, key=ratios.get)[: (len(left) + 1) // 2]
-    preferred = next(candidate for candidate in left if ratios[candidate] <= 1 + MAY_BE_EQUAL_SHARE)
+    # After few blocks, ratios are off by some percent.
+    preferred = next(candidate for candidate in left if ratios[candidate] <= 1 + 2 * DELTA)
     if preferred not in kept:
         kept[-1] = preferred
     return [candidate for candidate in left if candidate in kept]

@@ -9,10 +9,10 @@ from labkit import units
 from labkit.analysis.compare import Comparison, blind_below, is_stable
 from labkit.analysis.rows import Row
 from labkit.analysis.statistics import blocks_needed
-from labkit.analysis.thresholds import DELTA
+from labkit.analysis.thresholds import DELTA, MIN_JUDGED_BLOCKS
 from labkit.analysis.validity import ValidTrials, disturbed_note, unwatched
 from labkit.records import AnyTrial, RunInfo, Trial
-from labkit.settings import AS_PUBLISHED, MIN_JUDGED_BLOCKS, MODES
+from labkit.settings import AS_PUBLISHED, MODES
 
 LISTED_IMAGES = 5  # unreadable ones that a note names
 

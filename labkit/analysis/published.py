@@ -11,37 +11,44 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from typing import Literal
 
 from labkit import units
-from labkit.analysis.compare import NO_DIFFERENCE, REAL_BUT_SMALL
 from labkit.analysis.rows import Row
 from labkit.analysis.thresholds import DELTA
 
-MATCHES = "as published"
-SAVES_MORE = "saves more than published"
-SAVES_LESS = "saves less than published"
-# The published saving is excluded, and no other one is shown.
-SAVES_LESS_IF_ANY = "saves less than published (if anything)"
-CONFIRMED = "confirmed"
-NO_SAVING = "no saving here"
-TAKES_LONGER = "takes longer here"
-# Of a claim that something takes longer, or makes no difference.
-NO_LOSS, TAKES_LESS = "no loss here", "takes less time here"
-OUT_OF_REACH = "not reproducible here"
-INCONCLUSIVE = "inconclusive"
+Agreement = Literal[
+    "as published",
+    "saves more than published",
+    "saves less than published",
+    # The published saving is excluded, and no other one is shown.
+    "saves less than published (if anything)",
+    "confirmed",
+    "no saving here",
+    "takes longer here",
+    # Of a claim that something takes longer, or makes no difference.
+    "no loss here",
+    "takes less time here",
+    "not reproducible here",
+    "inconclusive",
+    "",
+]
 # Word -> how a sentence says it of one variant, and of several.
-WORDS = {
-    MATCHES: ("is as published", "are as published"),
-    SAVES_MORE: (SAVES_MORE, "save more than published"),
-    SAVES_LESS: (SAVES_LESS, "save less than published"),
-    SAVES_LESS_IF_ANY: (SAVES_LESS_IF_ANY, "save less than published (if anything)"),
-    CONFIRMED: ("is confirmed", "are confirmed"),
-    NO_SAVING: ("shows no saving here", "show no saving here"),
-    TAKES_LONGER: (TAKES_LONGER, "take longer here"),
-    NO_LOSS: ("shows no loss here", "show no loss here"),
-    TAKES_LESS: (TAKES_LESS, "take less time here"),
-    OUT_OF_REACH: ("is not reproducible here", "are not reproducible here"),
-    INCONCLUSIVE: ("is inconclusive", "are inconclusive"),
+WORDS: dict[Agreement, tuple[str, str]] = {
+    "as published": ("is as published", "are as published"),
+    "saves more than published": ("saves more than published", "save more than published"),
+    "saves less than published": ("saves less than published", "save less than published"),
+    "saves less than published (if anything)": (
+        "saves less than published (if anything)",
+        "save less than published (if anything)",
+    ),
+    "confirmed": ("is confirmed", "are confirmed"),
+    "no saving here": ("shows no saving here", "show no saving here"),
+    "takes longer here": ("takes longer here", "take longer here"),
+    "no loss here": ("shows no loss here", "show no loss here"),
+    "takes less time here": ("takes less time here", "take less time here"),
+    "not reproducible here": ("is not reproducible here", "are not reproducible here"),
+    "inconclusive": ("is inconclusive", "are inconclusive"),
     "": ("has no verdict", "have no verdict"),
 }
 
@@ -53,7 +60,7 @@ def agreement(
     high: float,
     verdict: str,
     baseline: Row | None = None,
-) -> str:
+) -> Agreement:
     """Compare a judged result with that of a document.
 
     Args:
@@ -72,33 +79,35 @@ def agreement(
     if isinstance(expected, str):
         return _direction(expected, ratio, verdict)
     if high - low > abs(1 - expected):
-        return INCONCLUSIVE
+        return "inconclusive"
     if low / (1 + DELTA) <= expected <= high * (1 + DELTA):
-        return MATCHES
-    is_real = verdict in ("faster", "slower", REAL_BUT_SMALL)
+        return "as published"
+    is_real = verdict in ("faster", "slower", "real but small")
     if is_real and ratio > 1:
-        return TAKES_LONGER
+        return "takes longer here"
     if baseline is not None and is_out_of_reach(expected, low, baseline):
-        return OUT_OF_REACH
-    if verdict == NO_DIFFERENCE:
-        return NO_SAVING
+        return "not reproducible here"
+    if verdict == "no practical difference":
+        return "no saving here"
     if expected > high:
-        return SAVES_MORE
-    return SAVES_LESS if is_real else SAVES_LESS_IF_ANY
+        return "saves more than published"
+    return "saves less than published" if is_real else "saves less than published (if anything)"
 
 
-def _direction(expected: str, ratio: float, verdict: str) -> str:
+def _direction(expected: str, ratio: float, verdict: str) -> Agreement:
     """Compare a verdict with a predicted one; any difference that is real has its direction."""
-    if verdict == REAL_BUT_SMALL and expected != NO_DIFFERENCE:
+    if verdict == "real but small" and expected != "no practical difference":
         verdict = "faster" if ratio < 1 else "slower"
     if verdict == expected:
-        return CONFIRMED
-    if verdict == NO_DIFFERENCE:
-        return NO_SAVING if expected == "faster" else NO_LOSS
-    return {"faster": TAKES_LESS, "slower": TAKES_LONGER}.get(verdict, INCONCLUSIVE)
+        return "confirmed"
+    if verdict == "no practical difference":
+        return "no saving here" if expected == "faster" else "no loss here"
+    if verdict == "faster":
+        return "takes less time here"
+    return "takes longer here" if verdict == "slower" else "inconclusive"
 
 
-def answer(words: Iterable[str]) -> str:
+def answer(words: Iterable[Agreement]) -> str:
     """Return one sentence on variants with a published time; "" for none.
 
     Args:

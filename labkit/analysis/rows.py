@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from labkit.analysis.compare import NOTHING, Comparison, compare
+from labkit.analysis.compare import NOTHING, Comparison, Verdict, compare
 from labkit.analysis.describe import Averages
 from labkit.analysis.equal_work import STEP, is_floor
 from labkit.analysis.validity import ValidTrials
@@ -107,7 +107,7 @@ class Row(Averages):
         return self.compared.mde
 
     @property
-    def verdict(self) -> str:
+    def verdict(self) -> Verdict:
         """Empty where nothing is judged."""
         return self.compared.verdict
 

@@ -9,8 +9,6 @@ from labkit import units
 from labkit.analysis.summary import Row, Summary
 from labkit.records import Hardware
 
-MOST_LISTED, LONGEST_LIST = 4, 60  # names of variants in a line, and their characters
-
 
 def describe_rate(rate: Mapping[str, Any]) -> str:
     """Return what simulated hardware delivered: "41.0 of 81.0 files/s random with 8 readers"."""
@@ -95,6 +93,6 @@ def _names(rows: Sequence[Row], measured: Sequence[Row]) -> str:
     """Return which variants: their names, or how many of all there are."""
     names, every = ([*dict.fromkeys(row.name for row in some)] for some in (rows, measured))
     listed = "; ".join(names)  # each once for all groups
-    if len(names) <= MOST_LISTED and len(listed) <= LONGEST_LIST:
+    if len(names) <= 4 and len(listed) <= 60:
         return listed
     return f"{len(names)} of {len(every)} variants"

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from labkit.analysis import published
-from labkit.analysis.compare import UNSTABLE, Comparison, compare, is_stable
+from labkit.analysis.compare import Comparison, compare, is_stable
 from labkit.analysis.equal_work import is_floor
 from labkit.analysis.notes import notes_of
 from labkit.analysis.rows import COLUMNS, Row, make_rows, noise_floors_of
@@ -179,9 +179,9 @@ class Summary:
         }
         return compare(log_times, noise_floors=floors, judged=self.judged)
 
-    def agreement(self, row: Row) -> str:
+    def agreement(self, row: Row) -> published.Agreement:
         """Return one of `published.WORDS` on the document's time; "" where nothing is judged."""
-        if row.published is None or row.verdict in ("", "baseline", UNSTABLE):
+        if row.published is None or row.verdict in ("", "baseline", "machine unstable"):
             return ""
         base = next(one for one in self.rows if one.is_baseline and one.group == row.group)
         return published.agreement(

@@ -16,6 +16,8 @@ NEGLIGIBLE_SHARE = 0.01
 # How much the baseline's two runs may differ, as a share.  Their mean is the denominator, so a
 # difference of b moves it by b/2: DELTA/2 between the two moves a normalized time by 0.75 %.
 MAX_AA_DIFFERENCE = DELTA / 2
+# Blocks.  Exact sign-flip tests with 5 cannot reach p < 0.0625 (EVIDENCE, "How many").
+MIN_JUDGED_BLOCKS = 6
 # Tukey's outer fence, in interquartile ranges: values beyond it are "far out".
 OUTER_FENCE = 3.0
 # Steps of each of two watched trainings that are compared: three for each of the 16 batches.

@@ -23,7 +23,6 @@ from labkit.analysis.thresholds import ALPHA, DELTA, MIN_COMPARED_STEPS
 Verdict = Literal["faster", "slower", "no difference", "inconclusive"]
 
 BATCHES = 16  # of a run: Schmeiser (1982) found that more than 10 to 30 narrow intervals little
-MOST_CORRELATION = 0.9  # of neighbouring batches, which is estimated from 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +109,8 @@ def step_time(stretches: Sequence[tuple[int, float]]) -> StepTime:
     variance = BATCHES / (BATCHES - 1) * squares / steps**2
     if squares:
         r = sum(a * b for a, b in pairwise(rests_s)) / squares
-        r = min(max((r + 1 / BATCHES) / (1 - 4 / BATCHES), 0.0), MOST_CORRELATION)
+        # The estimate of 16 batches may reach 1.
+        r = min(max((r + 1 / BATCHES) / (1 - 4 / BATCHES), 0.0), 0.9)
         variance *= (1 + r) / (1 - r)
     return StepTime(steps=steps, mean_s=mean_s, share_se=math.sqrt(variance) / mean_s)
 

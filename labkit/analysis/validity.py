@@ -22,15 +22,15 @@ from labkit.analysis.thresholds import (
     MAX_OTHER_GPU_SHARE,
     MAX_OTHER_SHARE,
     MAX_STEAL_SHARE,
+    MIN_JUDGED_BLOCKS,
     MIN_JUDGED_S,
     MIN_OTHER_CORES,
     MIN_SWAPPING_TRIALS,
 )
 from labkit.records import AnyTrial, RunInfo, Trial
-from labkit.settings import MIN_JUDGED_BLOCKS, MODES
+from labkit.settings import MODES
 
 T = TypeVar("T")
-MOST_NAMED = 2  # disturbed variants of a block
 SWAPPED_PAGES = ("swapped_in_pages", "swapped_out_pages")
 
 
@@ -208,7 +208,7 @@ def disturbed_blocks(trials: Iterable[AnyTrial], cores: int) -> dict[int, str]:
 def _in_variants(reasons: Mapping[str, str]) -> str:
     """Return what disturbed a block, by variant; of many, in the first of them."""
     each = [f"{name}: {why}" if name else why for name, why in reasons.items()]
-    if len(each) > MOST_NAMED:
+    if len(each) > 2:
         return f"{len(each)} variants, the first {each[0]}"
     return ", ".join(each)
 

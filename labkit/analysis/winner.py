@@ -11,12 +11,11 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from labkit import units
-from labkit.analysis.compare import UNSTABLE
 from labkit.analysis.equal_work import other_work
 from labkit.analysis.rows import Row
 from labkit.analysis.statistics import holm
 from labkit.analysis.summary import Summary
-from labkit.settings import MIN_JUDGED_BLOCKS
+from labkit.analysis.thresholds import MIN_JUDGED_BLOCKS
 
 
 def winner(summary: Summary, among: Collection[str] | None = None) -> Row | None:
@@ -64,7 +63,7 @@ def _why_unproved(summary: Summary, row: Row) -> str:
     if summary.valid.disturbed and summary.n_undisturbed < MIN_JUDGED_BLOCKS <= summary.n_blocks:
         return f"only {units.count(summary.n_undisturbed, 'block')} without disturbance"
     if not summary.stable:
-        return UNSTABLE
+        return "machine unstable"
     compared = [
         each for each in summary.rows[1:] if each.blocks > 1 and not summary.is_floor(each.variant)
     ]

@@ -18,46 +18,36 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from labkit import install, units
-from labkit.analysis.compare import REAL_BUT_SMALL, UNSTABLE, Comparison
-from labkit.analysis.published import (
-    CONFIRMED,
-    INCONCLUSIVE,
-    MATCHES,
-    NO_LOSS,
-    NO_SAVING,
-    OUT_OF_REACH,
-    SAVES_LESS,
-    SAVES_LESS_IF_ANY,
-    SAVES_MORE,
-    TAKES_LESS,
-    TAKES_LONGER,
-    agreement,
-    bound,
-)
+from labkit.analysis.compare import Comparison
+from labkit.analysis.published import agreement, bound
 from labkit.analysis.roofline import published_takes
 from labkit.analysis.rows import Row
 from labkit.analysis.simulated import beside_the_loader, simulated, simulated_hardware
 from labkit.analysis.summary import Summary
-from labkit.analysis.thresholds import DELTA
+from labkit.analysis.thresholds import DELTA, MIN_JUDGED_BLOCKS
 from labkit.experiments.catalog import CATALOG
 from labkit.experiments.device_speeds import SUFFIX
 from labkit.machine import gpu, hardware
 from labkit.records import RunInfo
 from labkit.runs.store import StoredRun, newest_runs, readable_reason
-from labkit.settings import AS_PUBLISHED, MIN_JUDGED_BLOCKS, MODES, Settings
+from labkit.settings import AS_PUBLISHED, MODES, Settings
 
 JUDGED = 2  # weight of a run with verdicts
 # Runs in full mode that come with the project, a folder for each machine.
 REFERENCE = install.SHIPPED / "results" / "examples"
-# What runs show of a claim, beside the words for a published time and for a direction.
-IN_PART, REFUTED = "confirmed in part", "not confirmed here"
-MEASURED = "measured, no effect published"
-UNDECIDED, NOT_RUN, NOT_TESTABLE = "no verdict yet", "not run", "not testable"
-# Any saving that is real confirms that something saves time.
-SUPPORTED = (MATCHES, SAVES_MORE, SAVES_LESS, CONFIRMED)
-DENIED = (TAKES_LONGER, NO_SAVING, OUT_OF_REACH, TAKES_LESS, NO_LOSS, REFUTED)
-UNCLEAR = (SAVES_LESS_IF_ANY, INCONCLUSIVE, UNDECIDED)
-GROUPS = (*SUPPORTED, IN_PART, *DENIED, MEASURED, *UNCLEAR, NOT_RUN, NOT_TESTABLE)
+MEASURED = "measured, no effect published"  # a group
+# What runs show of a claim, in the words for a published time, for a direction, and others.  Any
+# saving that is real confirms that something saves time.
+SUPPORTED = ("as published", "saves more than published", "saves less than published", "confirmed")
+DENIED = (
+    "takes longer here", "no saving here", "not reproducible here", "takes less time here",
+    "no loss here", "not confirmed here",
+)  # fmt: skip
+UNCLEAR = ("saves less than published (if anything)", "inconclusive", "no verdict yet")
+GROUPS = (
+    *SUPPORTED, "confirmed in part", *DENIED, MEASURED, *UNCLEAR, "not run",
+    "not testable",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,9 +250,9 @@ def _answer(claim: Claim, evidence: Mapping[str, _Evidence]) -> dict[str, Any]:
 
 def _group(judged: Sequence[Mapping[str, Any]]) -> str:
     """Return what the contrasts of a claim come to; what was decided comes first."""
-    groups = {one["group"] for one in judged} or {NOT_TESTABLE}
+    groups = {one["group"] for one in judged} or {"not testable"}
     if groups & {*SUPPORTED} and groups & {*DENIED}:
-        return IN_PART
+        return "confirmed in part"
     return next(group for group in GROUPS if group in groups)
 
 
@@ -288,12 +278,12 @@ def answer_in_short(rows: Sequence[Mapping[str, Any]]) -> str:
     count = Counter(row["group"] for row in rows)
     parts = [
         (sum(count[group] for group in SUPPORTED), "confirmed here"),
-        (count[IN_PART], IN_PART),
+        (count["confirmed in part"], "confirmed in part"),
         (sum(count[group] for group in DENIED), "not confirmed here"),
         (count[MEASURED], "measured without a published effect"),
         (sum(count[group] for group in UNCLEAR), "not decided yet"),
-        (count[NOT_RUN], NOT_RUN),
-        (count[NOT_TESTABLE], "not testable here"),
+        (count["not run"], "not run"),
+        (count["not testable"], "not testable here"),
     ]
     counted = f"Of {units.count(len(rows), 'claim')} of the documents: "
     counted += ", ".join(f"{number} {what}" for number, what in parts if number)
@@ -340,8 +330,9 @@ def _holds(judged: Sequence[Mapping[str, Any]]) -> str:
     Nothing where no speed is judged.
     """
     groups_at: dict[float, set[str]] = {}
+    undecided = (*UNCLEAR, "not run", "not testable", MEASURED)
     for one in judged:
-        if one["x"] is not None and one["group"] not in (*UNCLEAR, NOT_RUN, NOT_TESTABLE, MEASURED):
+        if one["x"] is not None and one["group"] not in undecided:
             groups_at.setdefault(one["x"], set()).add(one["group"])
     if not groups_at:
         return ""
@@ -373,7 +364,7 @@ def _judge_one(claim: Claim, contrast: Contrast, evidence: _Evidence | None) -> 
     key = contrast.variant, contrast.against
     compared = None if evidence is None else evidence.compared.get(key)
     if evidence is None and gpu.nvidia_driver()[1] < contrast.gpus:
-        answer = Answer(NOT_TESTABLE, _not_testable(claim))
+        answer = Answer("not testable", _not_testable(claim))
     elif evidence is None:
         how = f"{contrast.made_by} makes it" if contrast.made_by else ""
         answer = _not_run(how)
@@ -394,7 +385,7 @@ def _not_testable(claim: Claim) -> str:
 
 
 def _not_run(why: str = "") -> Answer:
-    return Answer(NOT_RUN, f"not run: {why}" if why else "not run")
+    return Answer("not run", f"not run: {why}" if why else "not run")
 
 
 def _why_missing(contrast: Contrast, evidence: _Evidence) -> Answer | None:
@@ -404,7 +395,7 @@ def _why_missing(contrast: Contrast, evidence: _Evidence) -> Answer | None:
     info = evidence.run.info
     if info.baseline in info.skipped:
         why = readable_reason(info.skipped[info.baseline])
-        return Answer(NOT_TESTABLE, f"not testable here: {why}")
+        return Answer("not testable", f"not testable here: {why}")
     for name in filter(None, (contrast.against, contrast.variant)):
         row = evidence.rows.get(name)
         if row is None:
@@ -412,12 +403,12 @@ def _why_missing(contrast: Contrast, evidence: _Evidence) -> Answer | None:
         if row.normalized_time is None:
             whose = f"{name}: " if contrast.against else ""
             if row.status == "missing":
-                return Answer(NOT_RUN, f"{whose}not run: {readable_reason(row.reason)}")
+                return Answer("not run", f"{whose}not run: {readable_reason(row.reason)}")
             failed = "failed: " if row.status == "failed" else ""
             no_such_arm = (
                 f"{whose}not testable here: {failed}{readable_reason(row.reason) or row.status}"
             )
-            return Answer(NOT_TESTABLE, no_such_arm)
+            return Answer("not testable", no_such_arm)
     return None
 
 
@@ -440,11 +431,11 @@ def _say_ratio(
     if not verdict:
         blocks = min(compared.blocks, evidence.summary.n_undisturbed)
         return _say(figures, rows, unjudged=_why_unjudged(evidence.run.info, blocks))
-    if verdict == UNSTABLE:
-        return _say(figures, rows, f"{UNSTABLE}, no verdict", UNDECIDED)
+    if verdict == "machine unstable":
+        return _say(figures, rows, "machine unstable, no verdict", "no verdict yet")
     if isinstance(expected, float):
         word = agreement(expected, *measured, verdict, rows[0])
-        if word == OUT_OF_REACH:
+        if word == "not reproducible here":
             figures += f"; {bound(rows[0])}, the document saved {units.whole_percent(1 - expected)}"
         return _say(figures, rows, word)
     words = [
@@ -452,19 +443,19 @@ def _say_ratio(
         for one in ([expected] if isinstance(expected, str) else expected)
     ]
     if isinstance(expected, str) and expected:
-        beginning = f"{verdict}, " if words[0] != INCONCLUSIVE else ""
+        beginning = f"{verdict}, " if words[0] != "inconclusive" else ""
         return _say(f"{beginning}{figures}", rows, words[0])
-    group = INCONCLUSIVE if verdict == INCONCLUSIVE else MEASURED
-    right = [side["by"] for side, word in zip(claim.sides, words) if word == CONFIRMED]
+    group = "inconclusive" if verdict == "inconclusive" else MEASURED
+    right = [side["by"] for side, word in zip(claim.sides, words) if word == "confirmed"]
     if right:
         figures += f", as expected by {'; '.join(right)}"
-    elif any(words) and verdict not in (INCONCLUSIVE, REAL_BUT_SMALL):
+    elif any(words) and verdict not in ("inconclusive", "real but small"):
         figures += ", contradicts all sources"
     # The claim is the document's; others may disagree about something that it does not say.
     if claim.sides and "[0" in claim.sides[0]["by"] and words[:1] not in ([], [""]):
         group = words[0]
     elif any(words) and not right and group == MEASURED:
-        group = REFUTED
+        group = "not confirmed here"
     return _say(figures, rows, verdict, group)
 
 
@@ -482,7 +473,7 @@ def _say(
     """
     where = _conditions(rows)
     if unjudged:
-        return Answer(UNDECIDED, f"{figures}{where}, {unjudged}")
+        return Answer("no verdict yet", f"{figures}{where}, {unjudged}")
     if not word:
         return Answer(group, f"{figures}{where}")
     if word in GROUPS:
@@ -539,7 +530,7 @@ def largest_phase(contrast: Contrast, evidence: _Evidence) -> Answer:
     """Find the phase that takes most of the loop, as a call graph's first level shows it."""
     rows = _compared(contrast, evidence)
     phases = _phases(rows[-1])
-    word = CONFIRMED if max(phases, key=phases.get) == contrast.expected else REFUTED
+    word = "confirmed" if max(phases, key=phases.get) == contrast.expected else "not confirmed here"
     return _say_finding(evidence, _shares(phases), rows, word)
 
 
@@ -549,7 +540,7 @@ def phases(contrast: Contrast, evidence: _Evidence) -> Answer:
     parts = _phases(rows[-1])
     loading = parts.pop("waiting for batches") + parts.pop("transfer")
     figures = _shares({"loading with transfer": loading, **parts})
-    word = CONFIRMED if loading < parts["forward and backward"] else REFUTED
+    word = "confirmed" if loading < parts["forward and backward"] else "not confirmed here"
     return _say_finding(evidence, figures, rows, word)
 
 
@@ -560,7 +551,7 @@ def gpu_util(contrast: Contrast, evidence: _Evidence) -> Answer:
     if None not in utils:
         shares = [f"{units.percent(row.gpu_util)} {row.variant}" for row in rows]
         # NVML's sampling periods do not match a loop's steps.
-        word = CONFIRMED if utils[0] < utils[1] - 0.1 else REFUTED
+        word = "confirmed" if utils[0] < utils[1] - 0.1 else "not confirmed here"
         return _say_finding(evidence, f"GPU-util {', '.join(shares)}", rows, word)
     why = "not testable here: GPU-util is NVML's, of an NVIDIA GPU"
     busy = [
@@ -570,7 +561,7 @@ def gpu_util(contrast: Contrast, evidence: _Evidence) -> Answer:
     ]
     if busy:
         why += f"; the device computed for {', '.join(busy)} of the time"
-    return Answer(NOT_TESTABLE, f"{why}{_conditions(rows)}")
+    return Answer("not testable", f"{why}{_conditions(rows)}")
 
 
 def cheapest_workers(contrast: Contrast, evidence: _Evidence) -> Answer:
@@ -611,10 +602,10 @@ def most_groups(contrast: Contrast, evidence: _Evidence) -> Answer:
     figures = f"{name} faster in {faster}, slower in {slower} of {len(rows)}"
     word = "no majority"
     if not summary.stable:
-        word = f"{UNSTABLE}, no verdict"
+        word = "machine unstable, no verdict"
     elif max(faster, slower) * 2 > len(rows):
-        word = CONFIRMED if faster > slower else REFUTED
-    return _say(figures, rows, word, UNDECIDED)
+        word = "confirmed" if faster > slower else "not confirmed here"
+    return _say(figures, rows, word, "no verdict yet")
 
 
 JUDGES: dict[str, Callable[[Contrast, _Evidence], Answer]] = {

@@ -12,30 +12,13 @@ import re
 from typing import NamedTuple
 
 KEEP_UINT8 = "keep pixels uint8, and convert the batch on the device: x.float().div_(255)"
-ON_DEVICE = "do it for the whole batch on the device"
 CROP_FIRST = "crop and resize first, so that it touches fewer pixels, or do it on the device"
 FEWER_PIXELS = (
     "decode fewer pixels (image.draft('RGB', size) before it), store images at the size that is "
     "trained on, or cv2.resize on an array"
 )
-DECODE_FASTER = (
-    "decode with simplejpeg or cv2.imdecode, or store images at the size that is trained on"
-)
 RESHAPE_BATCH = "collate as it is stored, and reshape or permute the batch on the device"
 UNCOMPRESSED = "store it uncompressed, or compressed with lz4 or zstd, which decompress much faster"
-OPEN_ONCE = "open it once in each worker, at its first sample, not for each sample"
-LIST_ONCE = "list the files once, when the data set is made"
-PARSE_ONCE = "parse once, when the data set is made, and keep arrays"
-READ_TABLE_ONCE = (
-    "read it once, when the data set is made, and keep NumPy arrays: frame['column'].to_numpy()"
-)
-FETCH_AHEAD = "fetch several at once in threads, keep the connection open, or read larger shards"
-SAMPLES_ON_CPU = (
-    "make samples on the CPU, and copy whole batches to the device in the training loop"
-)
-WITHOUT_PROCESS = "start no process for each sample: convert the files once, or call a library"
-MANY_ROWS = "one connection for each worker, and many rows with each query"
-SAMPLE_CHUNKS = "store chunks of one sample, chunks=(1, …), so that no other sample is read"
 
 
 class Advice(NamedTuple):
@@ -43,10 +26,12 @@ class Advice(NamedTuple):
 
     functions: str
     """Pattern of the beginning of their names."""
-    computing: str
+    computing: str = ""
     """Where they mostly compute."""
     waiting: str = ""
     """Where they mostly wait: for a disk, a server, another process."""
+    always: str = ""
+    """The same in both cases."""
 
 
 # The first line that fits counts.
@@ -64,7 +49,8 @@ IN_SAMPLE = (
     Advice(r"torchvision\.(ToTensor|PILToTensor|ToImage(Tensor)?|ToDtype|ConvertImageDtype"
            r"|to_tensor|pil_to_tensor|to_image(_tensor)?|to_dtype|convert_image_dtype)",
            KEEP_UINT8),
-    Advice(r"(torchvision|albumentations)\.(Normalize|ToFloat)|torchvision\.normalize", ON_DEVICE),
+    Advice(r"(torchvision|albumentations)\.(Normalize|ToFloat)|torchvision\.normalize",
+           "do it for the whole batch on the device"),
     Advice(r"torchvision\.(ColorJitter|GaussianBlur|GaussianNoise|RandAugment|AutoAugment|AugMix"
            r"|TrivialAugment|RandomErasing|RandomRotation|RandomAffine|RandomPerspective"
            r"|ElasticTransform|RandomPhotometricDistort|RandomAdjustSharpness|RandomAutocontrast"
@@ -78,7 +64,9 @@ IN_SAMPLE = (
            r"|(horizontal|vertical)_flip|five_crop|ten_crop)",
            "crop before anything else, on uint8; or crop and flip on the device"),
     Advice(r"PIL\.(Image\.(resize|thumbnail|reduce)|fit|contain|cover|pad|scale)$", FEWER_PIXELS),
-    Advice(r"PIL\..*(convert|load|open|draft|decode)|imageio\.", DECODE_FASTER),
+    Advice(r"PIL\..*(convert|load|open|draft|decode)|imageio\.",
+           "decode with simplejpeg or cv2.imdecode, or store images at the size that is trained "
+           "on"),
     Advice(r"PIL\.(Image\.(crop|rotate|transpose|transform|filter|point|blend|paste)$|_Enhance\."
            r"|\w*Blur\.|UnsharpMask\.|(autocontrast|equalize|posterize|solarize|invert|colorize"
            r"|grayscale|exif_transpose)$)", CROP_FIRST),
@@ -106,7 +94,9 @@ IN_SAMPLE = (
     # --- arrays and tensors
     Advice(r"Tensor\.(float|double|half|to|(div|sub|mul)_?)$|ndarray\.astype$"
            r"|numpy\.float(16|32|64)$", KEEP_UINT8),
-    Advice(r"Tensor\.(cpu|cuda)$", SAMPLES_ON_CPU, SAMPLES_ON_CPU),
+    Advice(r"Tensor\.(cpu|cuda)$",
+           always="make samples on the CPU, and copy whole batches to the device in the training "
+           "loop"),
     Advice(r"Tensor\.(permute|transpose|view|reshape|unsqueeze|squeeze|expand|flip|contiguous|clone"
            r"|movedim)$|ndarray\.(transpose|reshape|copy)$"
            r"|numpy\.(ascontiguousarray|transpose|copy|moveaxis|flip|fliplr|flipud|rot90)$",
@@ -127,17 +117,20 @@ IN_SAMPLE = (
            "draw for many samples at once: rng.random(n)"),
     Advice(r"copy\.(deepcopy|copy)", "return new objects instead of copies"),
     # --- tables and texts
-    Advice(r"pandas\.(read_\w+|TextFileReader)", READ_TABLE_ONCE, READ_TABLE_ONCE),
+    Advice(r"pandas\.(read_\w+|TextFileReader)",
+           always="read it once, when the data set is made, and keep NumPy arrays: "
+           "frame['column'].to_numpy()"),
     Advice(r"pandas\.",
            "look values up in a NumPy array that is made once: frame['column'].to_numpy(); the "
            "rows of each key: frame.groupby('key').indices"),
     Advice(r"json\.|orjson\.|ujson\.|yaml\.|xml\.|csv\.|numpy\.(loadtxt|genfromtxt)",
-           PARSE_ONCE, PARSE_ONCE),
+           always="parse once, when the data set is made, and keep arrays"),
     # --- files
     Advice(r"(gzip|bz2|lzma|Decompress|BZ2Decompressor|LZMADecompressor)\.|zlib\.decompress",
            UNCOMPRESSED),
     Advice(r"(zipfile\.ZipFile|tarfile\.TarFile|h5py\.File)\.__init__|tarfile\.(TarFile\.)?\w*open$"
-           r"|lmdb\.(open|Environment)$|sqlite3\.connect$", OPEN_ONCE, OPEN_ONCE),
+           r"|lmdb\.(open|Environment)$|sqlite3\.connect$",
+           always="open it once in each worker, at its first sample, not for each sample"),
     Advice(r"zipfile\.(ZipFile\.(read|open)|ZipExtFile\.)",
            "store images as they are, ZipFile(path, 'w', zipfile.ZIP_STORED), as JPEG and PNG are "
            "compressed already"),
@@ -145,21 +138,25 @@ IN_SAMPLE = (
            "note where each file begins, member.offset_data, and read it with os.pread; a search "
            "by name reads the whole archive"),
     Advice(r"h5py\.",
-           "store chunks of one sample, chunks=(1, …), without compression", SAMPLE_CHUNKS),
+           "store chunks of one sample, chunks=(1, …), without compression",
+           "store chunks of one sample, chunks=(1, …), so that no other sample is read"),
     Advice(r"lmdb\.",
            "one environment for each worker, and env.begin(buffers=True), which copies nothing",
            "lmdb.open(path, readahead=False) where the file is larger than memory"),
-    Advice(r"sqlite3\.", MANY_ROWS, MANY_ROWS),
+    Advice(r"sqlite3\.",
+           always="one connection for each worker, and many rows with each query"),
     Advice(r"numpy\.(load$|lib\.)|(numpy\.)?NpzFile\b",
            "np.load(path, mmap_mode='r') once, .npy instead of .npz"),
     Advice(r"torch\.(load$|serialization)|pickle\.|(pickle\.)?Unpickler\.|joblib\.",
            "one array file that is mapped, np.load(path, mmap_mode='r'), not a pickle per sample"),
     Advice(r"(os|posix|nt|glob|pathlib|\w+path)\.(\w+\.)*"
            r"(listdir|scandir|i?glob1?|_iterdir|rglob|iterdir|_?walk|exists|is_file|isfile|isdir)$",
-           LIST_ONCE, LIST_ONCE),
+           always="list the files once, when the data set is made"),
     Advice(r"(requests|urllib3?|http|socket|ssl|boto3|botocore|s3fs|gcsfs|fsspec|aiohttp)\.",
-           FETCH_AHEAD, FETCH_AHEAD),
-    Advice(r"subprocess\.", WITHOUT_PROCESS, WITHOUT_PROCESS),
+           always="fetch several at once in threads, keep the connection open, or read larger "
+           "shards"),
+    Advice(r"subprocess\.",
+           always="start no process for each sample: convert the files once, or call a library"),
     # --- audio and video
     Advice(r"librosa\.|torchaudio\.|soundfile\.",
            "store decoded or resampled audio; spectrograms for the whole batch on the device"),
@@ -172,11 +169,6 @@ IN_SAMPLE = (
 """Functions that make samples: "torchvision.Resize", "PIL.Image.resize"."""
 
 # Names are searched in lower case with words apart, "timm.model_ema_v2.update".
-AVERAGES = (
-    r"(^|[._])(?<!with_)(ema|swa|polyak)(_\w+)?$"  # functions
-    r"|(^|[._])(ema|swa|averaged)(_model|_v\d)?\._?(update|step|average)\w*$"  # methods
-    r"|moving_average(\.\w+)?$|average_(model|weights)\w*$"
-)
 IN_STEP = (
     (r"^torch\.averaged_model\.",
      "AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(decay)), which "
@@ -184,7 +176,9 @@ IN_STEP = (
     (r"^timm\.model_ema",
      "timm.utils.ModelEmaV3(model, foreach=True), which averages all weights in one call, or only "
      "every 10 steps"),
-    (AVERAGES,
+    (r"(^|[._])(?<!with_)(ema|swa|polyak)(_\w+)?$"  # functions
+     r"|(^|[._])(ema|swa|averaged)(_model|_v\d)?\._?(update|step|average)\w*$"  # methods
+     r"|moving_average(\.\w+)?$|average_(model|weights)\w*$",
      "average all weights in one call, torch._foreach_lerp_(averages, weights, 1 - decay), or only "
      "every 10 steps"),
     (r"^tqdm\.", "set_postfix(…, refresh=False), and tqdm(…, mininterval=1)"),
@@ -213,7 +207,7 @@ def advice_for(name: str, *, waits: bool = False) -> str:
     function = name.partition(" in ")[0]  # a read's name ends with the transform it is part of
     for advice in IN_SAMPLE:
         if re.match(advice.functions, function):
-            return advice.waiting if waits else advice.computing
+            return advice.always or (advice.waiting if waits else advice.computing)
     return ""
 
 

@@ -32,6 +32,15 @@ from labkit.diagnosis import loaders
 from labkit.diagnosis.batches import bytes_by_dtype, copy_batch, whole
 from labkit.diagnosis.facts import Stretch
 from labkit.diagnosis.gpu import Host
+from labkit.diagnosis.thresholds import (
+    BLOCKS,
+    FEWEST_BLOCKS,
+    FEWEST_STRETCH_STEPS,
+    FILLING_S,
+    LONGEST_STRETCH_S,
+    RESTS_S,
+    SHORTEST_STRETCH_S,
+)  # fmt: skip
 from labkit.language import Text
 from labkit.machine import procfs
 from labkit.machine.usage import cores_s, own_cpu_s, tree_read_bytes
@@ -41,11 +50,6 @@ from labkit.steady_rate import fewest_batches, steady_rate
 if TYPE_CHECKING:
     import torch
 
-BLOCKS, FEWEST_BLOCKS = 5, 3
-SHORTEST_S, LONGEST_S = 0.25, 4.0  # a stretch
-FEWEST_STEPS = 8
-RESTS_S = 0.03  # in which workers that have full queues use hardly any CPU
-FILLING_S = 4.0  # at most, until persistent workers have filled their queues
 Arm = TypeVar("Arm")
 
 
@@ -94,7 +98,7 @@ class Loop:
         self.model: torch.nn.Module | None = model
         self.has_opencv: bool = "cv2" in sys.modules  # before labkit's decoders import it
         self.device: Any = Host()  # until the first step has run
-        self.longest_s = LONGEST_S
+        self.longest_s = LONGEST_STRETCH_S
         """What a stretch with few, slow steps lasts at most."""
         self.resident: list[object] = []
         """Batches kept for the resident arm."""
@@ -252,7 +256,7 @@ def _skip_of(loader: object) -> int:
 def _fewest_steps(loader: object) -> int:
     """Return how many steps after those a stretch has at least, where they take no longer."""
     skipped = _skip_of(loader)
-    return max(FEWEST_STEPS, fewest_batches(skipped) - skipped)
+    return max(FEWEST_STRETCH_STEPS, fewest_batches(skipped) - skipped)
 
 
 class _Usage(NamedTuple):
@@ -385,13 +389,13 @@ def set_alarm(alarm: Alarm) -> Alarm:
 
 def stretch_s(seconds: float, arms: int) -> float:
     """Return the length of a stretch with which all blocks fit into some seconds."""
-    return min(max(seconds / BLOCKS / arms, SHORTEST_S), LONGEST_S)
+    return min(max(seconds / BLOCKS / arms, SHORTEST_STRETCH_S), LONGEST_STRETCH_S)
 
 
 def count_arms(seconds: float, loop: Loop, step_s: float) -> int:
     """Return how many arms a block of some seconds has time for, whose stretches are shortest."""
     counted_s = min(_fewest_steps(loop.loader) * step_s, loop.longest_s)
-    shortest_s = max(_skip_of(loop.loader) * step_s + counted_s, SHORTEST_S)
+    shortest_s = max(_skip_of(loop.loader) * step_s + counted_s, SHORTEST_STRETCH_S)
     return int(seconds / shortest_s)
 
 

@@ -22,11 +22,7 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
 SIDE_PX = 256
-CLASSES = 80
-BATCH_SIZE = 8
-IMAGES = 192  # an epoch of some seconds
 GPU = "resnet50_a100"
-MEAN_RGB, STD_RGB = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's
 
 
 class Example(NamedTuple):
@@ -59,7 +55,7 @@ class Photos:
 
     def __getitem__(self, i: int) -> tuple[np.ndarray, int]:
         """Return (3, SIDE_PX, SIDE_PX) float32 planes and a class."""
-        return normalize(resize(decode(self._files[i].read_bytes()))), i % CLASSES
+        return normalize(resize(decode(self._files[i].read_bytes()))), i % 80  # classes
 
 
 def decode(jpeg: bytes) -> np.ndarray:
@@ -79,12 +75,13 @@ def resize(image_rgb: np.ndarray) -> np.ndarray:
 
 def normalize(image_rgb: np.ndarray) -> np.ndarray:
     """Return (3, H, W) float32, normalized with ImageNet's mean and standard deviation."""
-    mean, std = np.array(MEAN_RGB, np.float32), np.array(STD_RGB, np.float32)
+    mean = np.array([0.485, 0.456, 0.406], np.float32)
+    std = np.array([0.229, 0.224, 0.225], np.float32)
     scaled = (image_rgb / np.float32(255) - mean) / std
     return np.ascontiguousarray(scaled.transpose(2, 0, 1))
 
 
-def example_loop(data: str = "data/photos", *, images: int = IMAGES, **options: Any) -> Example:
+def example_loop(data: str = "data/photos", *, images: int = 192, **options: Any) -> Example:
     """Return a loop to diagnose: photographs through torch's DataLoader with its defaults.
 
     Args:
@@ -111,7 +108,7 @@ def example_loop(data: str = "data/photos", *, images: int = IMAGES, **options: 
         raise ValueError(f"data must be a folder with .jpg files, got none in {data}")
     files = files[:images]
     photos: Any = Photos(files)  # torch asks for no base class
-    loader: DataLoader = DataLoader(photos, batch_size=BATCH_SIZE, shuffle=True, **options)
+    loader: DataLoader = DataLoader(photos, batch_size=8, shuffle=True, **options)
     if cuda().works:
         return Example(loader, _train_on_cuda(), files, None)
     device = SimulatedGpu(GpuSpeeds(name=GPU, gpu_images_per_s=GPUS[GPU]), SystemClock())

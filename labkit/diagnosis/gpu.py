@@ -31,10 +31,6 @@ from labkit.language import Name
 from labkit.machine.gpu import index_in_use, other_gpu_in_use
 from labkit.parts.devices import SimulatedGpu
 
-# Functions of CUDA that return when the device is done; copies to pinned memory return at once.
-WAITS = re.compile(r"cuda\w*(Synchronize|Memcpy)")
-WAITS_ON_DEVICE = (" Sync", " Wait Event")  # end the names of the same waits among its kernels
-
 
 class Host:
     """No device: the step computes on the CPU.  A context in which `readings` are counted."""
@@ -165,12 +161,15 @@ class Cuda(Host):
             steps = run()
             self.synchronize()
         events = [event for event in seen.events() if not event.is_user_annotation]
+        # Kernels that wait are no work of the device.
         spans_us = sorted(
             (event.time_range.start, event.time_range.end)
             for event in events
-            if event.device_type == DeviceType.CUDA and not event.name.endswith(WAITS_ON_DEVICE)
+            if event.device_type == DeviceType.CUDA
+            and not event.name.endswith((" Sync", " Wait Event"))
         )
-        waits = [event for event in events if WAITS.match(event.name)]
+        # Functions that return when the device is done; copies to pinned memory return at once.
+        waits = [event for event in events if re.match(r"cuda\w*(Synchronize|Memcpy)", event.name)]
         syncs = Counter(event.name for event in waits if event.name.endswith("Synchronize"))
         ran_us, until_us = 0.0, -math.inf
         for start_us, end_us in spans_us:  # those of several streams may overlap
@@ -245,9 +244,6 @@ KINDS = {
         r"|^(labkit/)?(parts/devices|diagnosis/gpu)\.py:"
     ),
 }
-# Calls of torch, numpy and the like are computing, whatever called them.
-TORCH = re.compile(r"^torch/|^<built-in>:_?(Tensor|Variable)")
-LIBRARY = re.compile(r"^(numpy|scipy|cv2|PIL)/|^<built-in>:(ndarray|Imaging)")
 # Folders of modules that are not the user's own.
 _LABKIT = f"{Path(__file__).parents[1]}/"
 _FOLDERS = (f"{sysconfig.get_path('stdlib')}/", _LABKIT)
@@ -321,9 +317,12 @@ def _kind_of(stack: list[str], on_gpu: bool) -> str:
             if pattern.search(frame):
                 return kind
     # A built-in function has no file: it is torch's where torch called it.
-    if any(map(TORCH.search, stack[-2:])):
+    of_torch = r"^torch/|^<built-in>:_?(Tensor|Variable)"
+    if any(re.search(of_torch, frame) for frame in stack[-2:]):
         return "launch" if on_gpu else "compute"
-    computes = any(map(LIBRARY.search, stack[-2:]))
+    # Calls of these libraries are computing, whatever called them.
+    of_library = r"^(numpy|scipy|cv2|PIL)/|^<built-in>:(ndarray|Imaging)"
+    computes = any(re.search(of_library, frame) for frame in stack[-2:])
     name = stack[-1].removeprefix("<built-in>:")
     # OpenCV's functions know no module.
     is_opencv = hasattr(sys.modules.get("cv2"), name) and not hasattr(builtins, name)

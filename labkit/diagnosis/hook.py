@@ -29,12 +29,7 @@ from typing import Any, NamedTuple
 from labkit.diagnosis.batches import count_samples
 from labkit.diagnosis.loader_arguments import LoaderArguments, speed_arguments_of
 from labkit.diagnosis.loops import Event, Kind, Loader
-
-STACKS = 20  # of the first batches and optimizer steps of a thread are looked at
-MANY_AHEAD = 16  # batches that a queue without a limit holds, as far as it matters
-MANY_BATCHES = 1_000_000
-"""The length of a loader while its training is diagnosed: trainers that count steps go on."""
-POLL_S = 1e-3  # a queue that is asked again so soon was waited for meanwhile, as MONAI does
+from labkit.diagnosis.thresholds import LOOKED_AT_STACKS
 
 
 class Handed(NamedTuple):
@@ -173,7 +168,7 @@ class Hook:
             if batch is not None:
                 self._handed[thread] = Handed(number, 0, False, batch, thread)
                 return batch
-        if self._stacks[thread, True] < STACKS:
+        if self._stacks[thread, True] < LOOKED_AT_STACKS:
             self._note_stack(thread, at_batch=True)
         began_s = self.fetching[thread] = self.now()
         try:
@@ -230,7 +225,8 @@ class Hook:
         own = measure(loader)
         if self._supply is None or get_ident() in self.fetching:
             return own
-        return max(own, MANY_BATCHES) if self._supply.lengthens(loader) else own
+        # Trainers that count steps go on.
+        return max(own, 1_000_000) if self._supply.lengthens(loader) else own
 
     def drawer(self, loader: object) -> int | None:
         """Return the thread that takes batches from a loader; None where none does."""
@@ -264,7 +260,8 @@ class Hook:
             return get()
         began_s = self.now()
         empty, since_s, until_s = self._empty.pop(thread, (0, 0.0, 0.0))
-        if empty == id(holder) and began_s - until_s < POLL_S:
+        # A queue that is asked again within a millisecond was waited for meanwhile, as MONAI does.
+        if empty == id(holder) and began_s - until_s < 1e-3:
             began_s = since_s
         # A thread that got batches so far waits for the next one.
         if (thread, type(holder)) in self._takers:
@@ -282,11 +279,12 @@ class Hook:
             self._emit(kind, thread, began_s, self.now(), handed.loader, handed.samples)
             self._handed[thread] = handed
             self._takers.add((thread, type(holder)))
-            if self._stacks[thread, True] < STACKS:
+            if self._stacks[thread, True] < LOOKED_AT_STACKS:
                 self._note_stack(thread, at_batch=True)
             if self._supply is not None and _holds(item, handed.batch):
                 is_ahead = handed.thread != thread
-                ahead = (getattr(holder, "maxsize", 1) or MANY_AHEAD) if is_ahead else 0
+                # A queue without a limit holds 16 batches, as far as it matters.
+                ahead = (getattr(holder, "maxsize", 1) or 16) if is_ahead else 0
                 supplied = self._supply.batch(handed.loader, ahead=ahead)
                 item = item if supplied is None else _exchanged(item, handed.batch, supplied)
         return item
@@ -299,7 +297,7 @@ class Hook:
             start, self.at_first = self.at_first, None
             start()
         self.trainer = thread = get_ident()
-        if self._stacks[thread, False] < STACKS:
+        if self._stacks[thread, False] < LOOKED_AT_STACKS:
             self._note_stack(thread, at_batch=False)
         at_s = self.now()
         self._emit(kind, thread, at_s, at_s)

@@ -28,6 +28,12 @@ from labkit.diagnosis.arms import Alarm, Loop, Stopped, set_alarm
 from labkit.diagnosis.diagnose import BUDGET_S, Diagnosis, check_budget, diagnose_loop
 from labkit.diagnosis.hook import HOOK
 from labkit.diagnosis.loops import Event, Loops
+from labkit.diagnosis.thresholds import (
+    MOST_FOLLOWING_STEPS,
+    MOST_INSIDE_STEPS,
+    STEADY_STEPS,
+    UNTRAINED_BATCHES,
+)  # fmt: skip
 from labkit.diagnosis.watch import say
 from labkit.language import Text
 
@@ -36,14 +42,7 @@ if TYPE_CHECKING:
 
     from labkit.diagnosis.loader_search import Tuned
 
-STEADY_STEPS = 3  # before the diagnosis begins, after those in which queues fill
-UNTRAINED_BATCHES = 60  # of a loop without optimizer steps, as of inference, until it is diagnosed
-MOST_FOLLOWING = 60  # steps of a training, whose epochs do not end, until it is diagnosed
-MOST_INSIDE = 50  # steps on batches of other loaders, such as those of an inner loop
 LEFT = "the training left its loop before it was diagnosed"
-STEP_WAIT_S = 0.1  # at most, for which a thread that loads ahead waits for a step
-ENDING_S = 10.0  # at most, for which a signal waits for the end of a diagnosis in another thread
-MOST_CAUGHT = 100  # times that a training may catch `Ended` and go on
 
 
 class Ended(SystemExit):
@@ -168,13 +167,13 @@ class LiveDiagnosis:
                 return None
             # What a thread hands over that loads ahead is not trained.  Without waiting, it would
             # fill a queue that has no end.
-            self._steps.acquire(timeout=STEP_WAIT_S)
+            self._steps.acquire(timeout=0.1)
             return self._latest
         events = list(self.events)  # at once: other threads add some
         self.events.clear()  # nobody else counts any more
         if not is_own:  # a second loader of the same loop, unless it is a loop by now
             self._trained_inside += sum(event.kind == "train" for event in events)
-            if self._trained_inside > MOST_INSIDE:
+            if self._trained_inside > MOST_INSIDE_STEPS:
                 self.end(LEFT)
             if self._is_over:
                 self._raise_ended()
@@ -203,7 +202,7 @@ class LiveDiagnosis:
             goes_on = is_lengthened and self._is_training(number)
             # One that could not be diagnosed until then never will be, and is to end.
             steps, _, _ = self._loops.progress()
-            goes_on &= steps < MOST_FOLLOWING
+            goes_on &= steps < MOST_FOLLOWING_STEPS
         else:
             goes_on = number not in (self._number, *self._inside) and get_ident() == self._thread
         if not goes_on:
@@ -231,7 +230,7 @@ class LiveDiagnosis:
 
     def _raise_ended(self) -> NoReturn:
         self._caught += 1
-        if self._caught > MOST_CAUGHT:
+        if self._caught > 100:  # a training may catch `Ended` and go on
             self._insist()
         raise Ended(0)
 
@@ -352,7 +351,7 @@ class LiveDiagnosis:
             raise Stopped(why)
         if self._greenlet is not None and get_ident() != self._thread:
             self._why_over = why
-            self._has_ended.wait(ENDING_S)
+            self._has_ended.wait(10.0)  # seconds, at most
         else:
             self.end(why)
         then()

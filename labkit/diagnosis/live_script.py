@@ -42,14 +42,8 @@ from labkit.diagnosis.watch import rank_of_launcher, say
 from labkit.language import Text, is_chinese, shown
 
 VARIABLE = "LABKIT_DIAGNOSE"  # of the environment: what started processes are to do, as JSON
-BEFORE = Text(
-    "This run is thrown away. Once {what} trains, copies of its loader and kept batches are "
-    "measured for about {budget}; then it is ended, without the end of an epoch. Its own `finally` "
-    "blocks and exception handlers run, and may write files."
-)
 TERMINATED = "the script was terminated"
 MOST_LISTED = 10  # changed files
-MOST_LOOKED_AT = 50_000  # files and folders below the working folder
 
 
 def diagnose_script(
@@ -87,7 +81,12 @@ def diagnose_script(
     is_first = not rank_of_launcher()
     if is_first:
         what, budget = " ".join(program.words), units.whole_seconds(budget_s)
-        before = shown(BEFORE.format(what=what, budget=budget))
+        text = Text(
+            "This run is thrown away. Once {what} trains, copies of its loader and kept batches "
+            "are measured for about {budget}; then it is ended, without the end of an epoch. Its "
+            "own `finally` blocks and exception handlers run, and may write files."
+        )
+        before = shown(text.format(what=what, budget=budget))
         # Chinese characters take two columns.
         say(textwrap.fill(before, 45 if is_chinese() else 90))
     begun_s = time.time()
@@ -265,6 +264,6 @@ def changed_files(folder: Path, since_s: float, but: Path | None = None) -> list
                 if file.stat().st_mtime >= since_s and not (but and but.samefile(file)):
                     changed.append(str(file.relative_to(folder)))
         looked_at += len(folders) + len(names)
-        if looked_at > MOST_LOOKED_AT:
+        if looked_at > 50_000:  # files and folders
             break
     return changed

@@ -20,10 +20,6 @@ CONTEXTS = ("fork", "forkserver", "spawn")
 NEED_WORKERS = (
     "prefetch_factor", "persistent_workers", "timeout", "multiprocessing_context",
 )  # fmt: skip
-CHANGE_THE_TRAINING = (
-    "dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "collate_fn", "drop_last",
-    "worker_init_fn", "generator",
-)  # fmt: skip
 
 
 def _truth(text: str) -> bool:
@@ -70,12 +66,16 @@ def read_arguments(text: str) -> dict[str, Value]:
     Raises:
         ValueError: it names another argument, or has a value that DataLoader does not take.
     """
+    change_the_training = (
+        "dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "collate_fn", "drop_last",
+        "worker_init_fn", "generator",
+    )  # fmt: skip
     arguments: dict[str, Value] = {}
     for part in text.split(","):
         name, equals, value = map(str.strip, part.partition("="))
         if not equals:
             raise ValueError(f"--loader must be NAME=VALUE,..., got {text!r}; such as {EXAMPLE}")
-        if name in CHANGE_THE_TRAINING:
+        if name in change_the_training:
             raise ValueError(
                 f"--loader must not change {name}, which changes what is trained on; "
                 "change it in the script"

@@ -25,24 +25,16 @@ from labkit.analysis.thresholds import DELTA
 from labkit.diagnosis.arms import Stopped, in_one_line
 from labkit.diagnosis.facts import DEFAULT_PREFETCH_FACTOR
 from labkit.diagnosis.loaders import OneThread
+from labkit.diagnosis.thresholds import (
+    FEWEST_PAIRS,
+    MOST_PAIRS,
+    OTHERS_END_SHARE,
+    WORKERS_END_SHARE,
+)  # fmt: skip
 from labkit.language import Text, shown
 
 if TYPE_CHECKING:
     from labkit.settings import Settings
-
-# Shares of the budget at whose end the first and the second step end; the second one earlier where
-# the third needs more time.
-WORKERS_END_SHARE, OTHERS_END_SHARE = 0.35, 0.75
-# Numbers of workers that are tried, up to the cores: steps of a third, as more workers are rarely
-# faster by more than their share.  Where the budget has no time for all, a number is so many times
-# the one before.
-WORKER_COUNTS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
-THINNED_RATIOS = (2, 4, 8, 16, 32, 64, 128)
-DEEP_PREFETCH_FACTORS = (8, 4)  # the first one whose batches fit is tried
-# Blocks that compare the best with the loader as it is: those that time is kept for, and the most.
-FEWEST_PAIRS, MOST_PAIRS = 4, 40
-MOST_LEFT_OUT = 3  # reasons on the screen
-THREADS = "threads of a worker"  # what the screen calls `one_thread`
 
 
 class Arguments(NamedTuple):
@@ -98,7 +90,9 @@ def worker_candidates(trials: Trials) -> list[Arguments]:
     does not count here.
     """
     now, most = trials.now, trials.most_workers
-    counts = {n for n in WORKER_COUNTS if n < most} | {most, now.num_workers}
+    # Steps of a third, as more workers are rarely faster by more than their share.
+    counts = {0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128}
+    counts = {n for n in counts if n < most} | {most, now.num_workers}
     candidates = []
     for count in sorted(counts):
         plain = _with_workers(trials, count)
@@ -126,7 +120,8 @@ def within_time(
     most = max(by_count)
     ends = {0, most, now.num_workers}
     choices = [list(candidates)]
-    for ratio in THINNED_RATIOS:
+    # Each number of workers is so many times the one before.
+    for ratio in (2, 4, 8, 16, 32, 64, 128):
         counts = ends | {ratio**power for power in range(most.bit_length())}
         choices.append([each for each in candidates if each.num_workers in counts])
     choices.append([by_count[count] for count in sorted(ends & by_count.keys())])
@@ -171,7 +166,8 @@ def other_candidates(trials: Trials, best: Arguments) -> list[Arguments]:
 
 def _prefetch_factors(trials: Trials, best: Arguments) -> list[int]:
     own = best.prefetch_factor
-    deeper = [n for n in DEEP_PREFETCH_FACTORS if n > own]
+    # The first one whose batches fit is tried.
+    deeper = [n for n in (8, 4) if n > own]
     fitting = [n for n in deeper if not trials.why_not(best._replace(prefetch_factor=n))]
     # What does not fit stays a candidate, so that the reason is shown.
     others = fitting[:1] or deeper[-1:] or [DEFAULT_PREFETCH_FACTOR]
@@ -358,7 +354,7 @@ def _unchanged(
     for name in Arguments._fields:
         if name in changed:
             continue
-        label = THREADS if name == "one_thread" else name
+        label = "threads of a worker" if name == "one_thread" else name
         if name in tried:  # measured together with the other changes
             if _is_no_gain(pairs):
                 yield label, effect(tried[name], pairs)
@@ -479,7 +475,7 @@ class Tuned:
             words = (one.format(name=name, why=why) for name, why in self.unchanged.items())
             yield Text("Not worth changing: {words}.").format(words=Text("; ").join(words))
         reasons = dict.fromkeys(self.left_out.values())
-        for reason in [*reasons][:MOST_LEFT_OUT]:
+        for reason in [*reasons][:3]:
             first, *others = (label for label, why in self.left_out.items() if why == reason)
             arguments = Text(", ").join([first, "…"] if others else [first])
             not_tried = Text("Not tried, {arguments}: {reason}")

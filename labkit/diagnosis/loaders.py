@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
 STALL_S = 30.0  # a loader, worker or step that gives nothing for so long has stalled
-LAST = -1000  # priority of a finalizer: below those of multiprocessing's queues, -5
-LEFT_S = 5.0  # at most, for the last batch of a thread whose batches nobody takes any more
 DRAWING_S = 5.0  # at most, in which the order of an epoch is drawn
 FIRST = 4  # times as long may the first batch or step take: workers start, libraries compile
 NO_DATALOADER = "not a torch DataLoader: only what it does in this thread was seen"
@@ -127,7 +125,7 @@ def loaded_ahead(batches: Iterable, most: int) -> Iterator:
         is_left.set()
         room.release()
         # What it still loads would be measured beside the next arm.
-        thread.join(LEFT_S)
+        thread.join(5.0)  # seconds, at most
 
 
 def spread_over_epoch(loader: DataLoader) -> dict[str, Any]:
@@ -316,8 +314,8 @@ def end_workers(loader: object) -> None:
 def _start(functions: tuple[Any, ...], number: int) -> None:
     # A copy is often broken off.  A spawned worker that then ends while a thread of it computes, or
     # sends a batch, aborts (torch cannot be unwound).  With this it ends as a forked worker does,
-    # after all other finalizers.
-    Finalize(None, end_process, exitpriority=LAST)
+    # after all other finalizers; those of multiprocessing's queues have -5.
+    Finalize(None, end_process, exitpriority=-1000)
     for function in functions:
         if function is not None:
             function(number)
@@ -356,13 +354,6 @@ class OneThread:
         return f"lambda i: ({', '.join(calls)})"
 
 
-FOR_SAMPLES = {"dataset", "batch_size", "shuffle", "sampler", "batch_sampler"}
-FOR_WORKERS = {
-    "num_workers", "prefetch_factor", "persistent_workers", "timeout", "worker_init_fn",
-    "multiprocessing_context",
-}  # fmt: skip
-
-
 def arguments_of(loader: DataLoader) -> dict[str, Any]:
     """Return the arguments with which a DataLoader was made, without torch's defaults."""
     import torch
@@ -377,9 +368,10 @@ def arguments_of(loader: DataLoader) -> dict[str, Any]:
         arguments["shuffle"] = True
     elif not isinstance(own, torch.utils.data.SequentialSampler) and "Infinite" not in repr(own):
         arguments["sampler"] = own
+    for_samples = {"dataset", "batch_size", "shuffle", "sampler", "batch_sampler"}
     for name, parameter in inspect.signature(DataLoader).parameters.items():
         value = getattr(loader, name, parameter.default)
-        if name not in FOR_SAMPLES and value not in (parameter.default, default_collate):
+        if name not in for_samples and value not in (parameter.default, default_collate):
             arguments[name] = value
     if arguments.get("prefetch_factor") == DEFAULT_PREFETCH_FACTOR:
         del arguments["prefetch_factor"]
@@ -389,7 +381,11 @@ def arguments_of(loader: DataLoader) -> dict[str, Any]:
 def line_of(arguments: Mapping[str, Any]) -> str:
     """Return the line that makes a DataLoader; values that have no literal stand by their names."""
     if not arguments.get("num_workers"):  # torch refuses what is for workers then
-        arguments = {name: value for name, value in arguments.items() if name not in FOR_WORKERS}
+        for_workers = {
+            "num_workers", "prefetch_factor", "persistent_workers", "timeout", "worker_init_fn",
+            "multiprocessing_context",
+        }  # fmt: skip
+        arguments = {name: value for name, value in arguments.items() if name not in for_workers}
     written = (f"{name}={_written(name, value)}" for name, value in arguments.items())
     return f"DataLoader(dataset, {', '.join(written)})"
 

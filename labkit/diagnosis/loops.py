@@ -21,6 +21,7 @@ from typing import Literal, NamedTuple
 
 from labkit.diagnosis.stretches import Stretches
 from labkit.diagnosis.thresholds import (
+    FEWEST_CYCLES,
     FEWEST_LOOKS,
     FEWEST_UPDATES_SHARE,
     SLOW_STEP_WAIT_SHARE,
@@ -30,8 +31,6 @@ Kind = Literal["open", "draw", "end", "leave", "train", "backward", "preparing",
 Unseen = Literal["", "nothing", "short", "loader", "thread"]
 
 LOOKED_BACK = 512  # steps whose waits and lengths are kept one by one
-LONGEST_CYCLE = 64  # steps; loaders have fewer workers
-CYCLES = 8  # that waits must have followed
 BIN = 1.05  # quotient of two neighbouring bins of waits: percentiles are exact to 5 %
 
 
@@ -467,14 +466,14 @@ def cycle_of(waits: Sequence[float]) -> int | None:
     there are workers are there.
     """
     latest = list(waits)
-    for length in range(2, LONGEST_CYCLE + 1):
-        seen = latest[-CYCLES * length :]
-        if len(seen) < CYCLES * length or not any(seen):
+    for length in range(2, 65):  # loaders have fewer workers
+        seen = latest[-FEWEST_CYCLES * length :]
+        if len(seen) < FEWEST_CYCLES * length or not any(seen):
             return None
         longest = max((seen[first::length] for first in range(length)), key=sum)
         # Nearly each of them is long, which it is not in a part of the cycle.
-        typical_s = sorted(longest)[CYCLES // 4]
+        typical_s = sorted(longest)[FEWEST_CYCLES // 4]
         is_one_step = sum(longest) >= SLOW_STEP_WAIT_SHARE * sum(seen)
-        if is_one_step and typical_s >= sum(longest) / CYCLES / 2:
+        if is_one_step and typical_s >= sum(longest) / FEWEST_CYCLES / 2:
             return length
     return None

@@ -20,7 +20,6 @@ from labkit import units
 from labkit.contracts import Skip
 from labkit.diagnosis import loaders
 from labkit.diagnosis.arms import (
-    FEWEST_BLOCKS,
     Loop,
     Stopped,
     in_blocks,
@@ -34,6 +33,15 @@ from labkit.diagnosis.batches import arrays, batch_facts, copy_batch, move_batch
 from labkit.diagnosis.facts import Copies, Facts
 from labkit.diagnosis.gpu import Cuda, Host, OtherGpu, find_device, kinds_of
 from labkit.diagnosis.probe import probe_stages
+from labkit.diagnosis.thresholds import (
+    ARMS_SHARE,
+    FEWEST_BLOCKS,
+    FIRST_STEPS_S,
+    FIRST_STEPS_SHARE,
+    PROFILE_SHARE,
+    STAGES_SHARE,
+    TRIALS_SHARE,
+)  # fmt: skip
 from labkit.language import Text
 from labkit.machine import hardware
 from labkit.machine.cores import core_limits
@@ -41,10 +49,6 @@ from labkit.parts.decoding import DECODERS
 from labkit.parts.devices import SimulatedGpu
 from labkit.parts.storage import cache_state
 
-# Of the budget: the first steps, the arms, the probe inside a worker, the profile of the step,
-# trials of remedies.  The bar shows the same shares.
-LOOK_SHARE, ARMS_SHARE, STAGES_SHARE, PROFILE_SHARE, TRIALS_SHARE = 0.06, 0.4, 0.1, 0.03, 0.4
-LOOK_S = 3.0  # at most, for the first steps
 EMPTY_BATCHES = 200
 FROM_BEGINNING = Text(
     "the first {n} batches stand for the whole epoch, as later ones cannot be read without them"
@@ -133,7 +137,7 @@ def _measure(
         has_opencv=loop.has_opencv,
     )
     say("first steps", 0.0)
-    record.set(first_s=look(loop, device, min(LOOK_SHARE * budget_s, LOOK_S)))
+    record.set(first_s=look(loop, device, min(FIRST_STEPS_SHARE * budget_s, FIRST_STEPS_S)))
     record.set(duplicated=are_duplicated(loop))
     arms = ["warm", "alone", "resident"] + (["cold"] if files else [])
     if not files:
@@ -223,7 +227,7 @@ def cores_of_rank() -> int:
     return core_limits(local_ranks()).cores
 
 
-def look(loop: Loop, device: SimulatedGpu | None, most_s: float = LOOK_S) -> float:
+def look(loop: Loop, device: SimulatedGpu | None, most_s: float = FIRST_STEPS_S) -> float:
     """Run some steps, find out what they compute on, keep batches; return mean seconds.
 
     Args:

@@ -32,9 +32,6 @@ from labkit.language import Text, shown
 from labkit.machine.clock import Clock, SystemClock
 from labkit.machine.usage import cores_s
 
-# Functions of the kernel in which a process waits for a network or a file system in user space.
-NETWORK = re.compile("wait_woken|sk_wait|tcp_|inet_|rpc_|nfs|cifs|smb|fuse|request_wait")
-
 State = Literal["running", "disk", "network", "asleep", "gone"]
 
 
@@ -215,7 +212,9 @@ def state_of(pid: int) -> State:
         where = Path(f"/proc/{pid}/wchan").read_text(encoding="utf-8")
     except OSError:
         return "gone"
-    return "network" if NETWORK.search(where) else "asleep"
+    # The kernel's functions that wait for a network or for a file system in user space.
+    network = "wait_woken|sk_wait|tcp_|inet_|rpc_|nfs|cifs|smb|fuse|request_wait"
+    return "network" if re.search(network, where) else "asleep"
 
 
 def _open_gpu(pid: int) -> Callable[[], int | None] | None:

@@ -41,6 +41,9 @@ from labkit.diagnosis.thresholds import (
     MANY_OBJECTS_PER_BATCH,
     MANY_TENSORS_PER_BATCH,
     MODERATELY_INPUT_BOUND_SHARE,
+    MOST_AHEAD_BYTES,
+    MOST_REMEDIES,
+    MOST_WAITING_WORKERS,
     NEGLIGIBLE_OVERHEAD_SHARE,
     PER_BATCH_OVERHEAD_SHARE,
     SMALL_BATCH_BYTES,
@@ -50,10 +53,6 @@ from labkit.machine import shared_memory
 
 COMPUTE, DUPLICATED, SHARED_MEMORY = "compute", "duplicated work", "shared memory"
 VERDICTS = ("not input-bound", "moderately input-bound", "highly input-bound")
-MOST_WAITING_WORKERS = 16  # that are tried where batches mostly wait, whatever the cores
-MOST_AHEAD_BYTES = 2 << 30
-MOST_REMEDIES = 5  # that a diagnosis returns, the best first
-COPY_FILES = "copy the files to an SSD or tmpfs, or pack them into one file that is read in order"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -421,7 +420,9 @@ def _faster_decoder(_: Bounds, stages: Sequence[Stage]) -> str:
 def _faster_reads(_: Bounds, stages: Sequence[Stage]) -> str:
     slowest = max(stages, key=lambda stage: stage.wall_s)
     instead = _instead_of(slowest)
-    return COPY_FILES if instead == slowest.name else instead
+    if instead != slowest.name:
+        return instead
+    return "copy the files to an SSD or tmpfs, or pack them into one file that is read in order"
 
 
 def _faster_collate(m: Bounds, _: object) -> str:

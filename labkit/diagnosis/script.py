@@ -38,8 +38,6 @@ from labkit.diagnosis.watch import Watch, rank_of_launcher, say
 from labkit.language import Text, shown
 
 VARIABLE = "LABKIT_WATCH"  # of the environment: what started processes are to do, as JSON
-STARTUP = Path(__file__).with_name("startup")  # a folder of PYTHONPATH
-LAST = -200  # priority of a finalizer: after multiprocessing has waited for the children
 get_signal, set_signal = signal.getsignal, signal.signal  # a script sees others: `Termination`
 
 
@@ -321,7 +319,8 @@ def run(
     HOOK.at_first = None  # of a process that a watched script started
     session = Session(request).start()
     if request.owner == os.getpid():
-        Finalize(None, shutil.rmtree, args=(request.folder, True), exitpriority=LAST)
+        # After multiprocessing has waited for the children.
+        Finalize(None, shutil.rmtree, args=(request.folder, True), exitpriority=-200)
     _watch_children(request)
     # Python ≥ 3.12 warns where a process with threads forks.  The threads of `Watch` hold no lock
     # that a child needs, so a script that forks prints what it prints without them.
@@ -422,7 +421,8 @@ def start_children_with(
         start: called in those that are forked; others call it by `startup/sitecustomize.py`.
     """
     os.environ[variable] = json.dumps(request)
-    paths = [str(STARTUP), *filter(None, [os.environ.get("PYTHONPATH")])]
+    startup = str(Path(__file__).with_name("startup"))
+    paths = [startup, *filter(None, [os.environ.get("PYTHONPATH")])]
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=start)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-MOST_STRETCHES = 128  # in a file; `analysis.two_runs` joins them to 16
-
 
 class Stretches:
     """Steps and seconds of successive stretches of a training.
@@ -28,7 +26,7 @@ class Stretches:
         if self._steps - self._ends[-1][0] < self._least_steps:
             return
         self._ends.append((self._steps, self._s))
-        if len(self._ends) > MOST_STRETCHES:
+        if len(self._ends) > 128:  # `analysis.two_runs` joins them to 16
             self._ends, self._least_steps = self._ends[::2], 2 * self._least_steps
 
     def pairs(self) -> tuple[tuple[int, float], ...]:

@@ -1,4 +1,4 @@
-"""Thresholds that decide what a diagnosis reports, each with its unit and its reason.
+"""Thresholds that decide what a diagnosis measures and reports, each with its unit and its reason.
 
 A share is a number from 0 to 1.
 """
@@ -24,7 +24,9 @@ WORKERS_WORKING_SHARE = 0.50  # of the workers' time; above, loading is likely t
 WORKERS_IDLE_SHARE = 0.20  # of the workers' time; below, loading is unlikely the limit
 
 # The steps of a loop.
+FEWEST_CYCLES = 8  # that waits must have followed
 SLOW_STEP_WAIT_SHARE = 0.8  # of a cycle's waiting, in one step; above, one batch of a cycle is late
+LOOKED_AT_STACKS = 20  # of the first batches and optimizer steps of a thread
 FEWEST_LOOKS = 20  # at the stack of the training thread; fewer do not give a share
 FEWEST_UPDATES_SHARE = 0.1  # of the optimizer steps that must follow a batch of an observed loop
 
@@ -58,6 +60,35 @@ EASY_GAIN_SHARE = 0.8  # of the best easy change's gain; an easy change that sav
 EASY_TO_BEST_GAIN_SHARE = 0.4  # of the best gain; below, the answer is work to rewrite
 FREE_SHARED_MEMORY_SHARE = 0.1  # of /dev/shm; less has no room for a batch
 
+# Which changes are tried and returned.
+MOST_WAITING_WORKERS = 16  # tried where batches mostly wait, whatever the cores
+MOST_AHEAD_BYTES = 2 << 30  # of batches that are loaded ahead
+MOST_REMEDIES = 5  # returned, the best first
+
 # Which parts of a batch's time are shown.
 SHOWN_SHARE = 0.03  # of a batch's time, on the screen
 LISTED_SHARE = 0.005  # of a batch's time, in the details
+
+# When a running training is diagnosed.
+STEADY_STEPS = 3  # after those in which queues fill
+UNTRAINED_BATCHES = 60  # of a loop without optimizer steps, as of inference
+MOST_FOLLOWING_STEPS = 60  # of a training whose epochs do not end
+MOST_INSIDE_STEPS = 50  # on batches of other loaders, such as those of an inner loop
+
+# How long a diagnosis measures: in a block, a stretch of steps for each arm.
+BLOCKS, FEWEST_BLOCKS = 5, 3  # planned; at least, where the time does not suffice
+SHORTEST_STRETCH_S, LONGEST_STRETCH_S = 0.25, 4.0
+FEWEST_STRETCH_STEPS = 8  # after those that are skipped, where they take no longer
+FILLING_S = 4.0  # at most, until persistent workers have filled their queues
+RESTS_S = 0.03  # in which workers that have full queues use hardly any CPU
+# Of the budget: the arms, the probe inside a worker, the profile of the step, trials of remedies.
+# The rest is for workers to start and to end.  The bar shows the same shares.
+ARMS_SHARE, STAGES_SHARE, PROFILE_SHARE, TRIALS_SHARE = 0.4, 0.1, 0.03, 0.4
+FIRST_STEPS_SHARE, FIRST_STEPS_S = 0.06, 3.0  # of the budget; at most
+
+# How long the search for a loader's arguments measures.
+# Of the budget: the ends of the first and the second step; the second one ends earlier where the
+# third needs more time.
+WORKERS_END_SHARE, OTHERS_END_SHARE = 0.35, 0.75
+# Blocks that compare the best with the loader as it is: those that time is kept for, and the most.
+FEWEST_PAIRS, MOST_PAIRS = 4, 40

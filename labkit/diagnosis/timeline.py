@@ -27,13 +27,12 @@ from labkit.diagnosis.gpu import find_device
 from labkit.diagnosis.loaders import copied, epochs, is_data_loader
 from labkit.machine.clock import SystemClock
 from labkit.machine.gpu import Reading, cuda, open_gpu
-from labkit.machine.usage import GpuWatch, Sampler, cores_s, tree_read_bytes
+from labkit.machine.usage import PERIOD_S, GpuWatch, Sampler, cores_s, tree_read_bytes
 from labkit.parts.devices import SimulatedGpu
 
 if TYPE_CHECKING:
     import pandas as pd
 
-PERIOD_S = 0.1
 MATRIX = 4096  # rows and columns in `gpu_util`: large enough for every multiprocessor
 IN_FLIGHT = 4  # launches between two waits, so that the queue stays short and never empty
 

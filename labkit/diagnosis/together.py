@@ -19,8 +19,6 @@ from typing import Any, NamedTuple
 from labkit.diagnosis import loaders
 from labkit.diagnosis.batches import copy_batch
 
-KEPT_BATCHES = 4  # that a following rank computes with
-
 
 class Group(NamedTuple):
     """Processes that train together."""
@@ -116,7 +114,7 @@ def follow(
                 batch = kept[number % len(kept)]
             else:
                 batch = next(batches)
-            if len(kept) < KEPT_BATCHES:
+            if len(kept) < 4:  # enough to compute with
                 kept.append(copy_batch(batch))
             step(batch)
 

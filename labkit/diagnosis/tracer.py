@@ -41,7 +41,6 @@ PICTURE_WORDS = frozenset(
     ("image", "images", "img", "jpeg", "jpg", "png", "pil", "picture", "photo", "frame", "frames",
      "video", "audio", "wav")
 )  # fmt: skip
-WAIT_WORDS = frozenset(("sleep", "wait", "acquire", "select", "poll"))
 READING_LIBRARIES = frozenset(
     ("h5py", "lmdb", "zarr", "tables", "pyarrow", "sqlite3", "zipfile", "tarfile", "gzip", "mmap",
      "fsspec", "s3fs", "gcsfs", "smart_open", "boto3", "botocore", "requests", "urllib3", "aiohttp",
@@ -54,7 +53,6 @@ DECODING_LIBRARIES = frozenset(
 PATH_READS = frozenset(
     ("open", "read_bytes", "read_text", "stat", "exists", "is_file", "iterdir", "glob")
 )
-PILLOW_DECODE_WORDS = frozenset(("open", "load", "convert", "draft", "verify"))
 BUILTIN_READS = frozenset(
     ("open", "read", "readinto", "readinto1", "read1", "readline", "readlines", "readall", "pread",
      "preadv", "readv", "fromfile", "recv", "recv_into", "stat", "listdir", "scandir", "get_tensor")
@@ -63,8 +61,6 @@ BUILTIN_DECODES = frozenset(
     ("imdecode", "imread", "imdecodemulti", "imreadmulti", "decode", "decode_jpeg", "decode_png",
      "decompress")
 )  # fmt: skip
-# What comes from these is a file's or the system's; nearly all else in them takes no time.
-SYSTEM_LIBRARIES = frozenset(("_io", "io", "posix", "nt", "os"))
 SMALL_LIBRARIES = frozenset(
     ("builtins", "sys", "math", "itertools", "functools", "_functools", "_operator", "_random",
      "_collections", "_codecs", "_sre", "_struct", "_abc", "_thread")
@@ -106,7 +102,7 @@ def _rule_of(code: CodeType, module: str) -> str:
         return READ
     if library in DECODING_LIBRARIES:
         return DECODE
-    if library == "PIL" and _words(name) & PILLOW_DECODE_WORDS:
+    if library == "PIL" and _words(name) & {"open", "load", "convert", "draft", "verify"}:
         return READ if "read" in _words(name) else DECODE
     if name in OBJECT_METHODS | DATASET_METHODS:
         return BY_OBJECT
@@ -134,7 +130,8 @@ def _rule_of_builtin(function: Any) -> str | None:
     name, library = function.__name__, _module_of(function).partition(".")[0]
     if library in SMALL_LIBRARIES or type(function.__self__).__name__ in ("BytesIO", "StringIO"):
         return None
-    if library in SYSTEM_LIBRARIES:
+    # What comes from these is a file's or the system's; nearly all else in them takes no time.
+    if library in {"_io", "io", "posix", "nt", "os"}:
         return READ if name in BUILTIN_READS else None
     if library in READING_LIBRARIES or name in BUILTIN_READS - {"open"}:
         return READ
@@ -151,7 +148,7 @@ def _takes_bytes(frame: FrameType) -> bool:
 
 def _waits(name: str) -> bool:
     """Return whether a function waits, by its name; what waits while reading is reading."""
-    return not _words(name).isdisjoint(WAIT_WORDS)
+    return not _words(name).isdisjoint({"sleep", "wait", "acquire", "select", "poll"})
 
 
 def _is_container(subject: object) -> bool:

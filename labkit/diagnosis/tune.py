@@ -17,9 +17,6 @@ from labkit import units
 from labkit.contracts import Skip
 from labkit.diagnosis import loaders
 from labkit.diagnosis.arms import (
-    FEWEST_STEPS,
-    LONGEST_S,
-    SHORTEST_S,
     Loop,
     Stopped,
     in_one_line,
@@ -31,6 +28,11 @@ from labkit.diagnosis.facts import DEFAULT_PREFETCH_FACTOR
 from labkit.diagnosis.gpu import Cuda
 from labkit.diagnosis.loader_search import Arguments, Tuned, search
 from labkit.diagnosis.measure import are_duplicated, cores_of_rank, local_ranks, look
+from labkit.diagnosis.thresholds import (
+    FEWEST_STRETCH_STEPS,
+    LONGEST_STRETCH_S,
+    SHORTEST_STRETCH_S,
+)  # fmt: skip
 from labkit.files import bar
 from labkit.language import Text, shown
 from labkit.machine import hardware, shared_memory
@@ -42,9 +44,6 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
 BUDGET_S = 60.0  # of a loader
-SETTINGS_BUDGET_S = 105.0  # of settings, whose every trial has a process of its own
-TRIALS_PER_BUDGET = 60  # about as many trials as the budget has time for
-WHOLE_EPOCH_RATIO = 3  # epochs up to so many times as long as a trial are measured whole
 
 
 def tune(
@@ -81,7 +80,8 @@ def tune(
         ValueError: an argument has a wrong value, or the loader cannot be copied.
         RuntimeError: loader or step failed, or the budget is too short for this loop.
     """
-    default_s = SETTINGS_BUDGET_S if isinstance(loader, Settings) else BUDGET_S
+    # Every trial of settings has a process of its own.
+    default_s = 105.0 if isinstance(loader, Settings) else BUDGET_S
     budget_s = default_s if budget_s is None else budget_s
     check_budget(budget_s, default_s)
     if isinstance(loader, Settings):
@@ -235,11 +235,12 @@ class LoaderTrials:
         self._step_s = look(loop, device)
         self._batch_bytes = sum(bytes_by_dtype(loop.resident[0]).values())
         self._worker_bytes, startup_s, self._why_no_workers = _try_worker(loop)
-        self._stretch_s = min(max(budget_s / TRIALS_PER_BUDGET, SHORTEST_S), LONGEST_S)
+        # The budget has time for about 60 trials.
+        self._stretch_s = min(max(budget_s / 60, SHORTEST_STRETCH_S), LONGEST_STRETCH_S)
         epoch_s = (loaders.count_batches(loader) or math.inf) * self._step_s
-        self.has_whole_epochs = epoch_s <= WHOLE_EPOCH_RATIO * self._stretch_s
+        self.has_whole_epochs = epoch_s <= 3 * self._stretch_s
         """Whether epochs are so short that a trial is a whole one."""
-        least_s = max(self._stretch_s, min(FEWEST_STEPS * self._step_s, LONGEST_S))
+        least_s = max(self._stretch_s, min(FEWEST_STRETCH_STEPS * self._step_s, LONGEST_STRETCH_S))
         self.trial_s = (epoch_s if self.has_whole_epochs else least_s) + startup_s
         self._is_duplicated = are_duplicated(loop)
         self._ranks = local_ranks()  # each of them gets as many workers

@@ -20,7 +20,6 @@ from labkit.analysis.statistics import log_ratio
 from labkit.contracts import Skip
 from labkit.diagnosis import loaders
 from labkit.diagnosis.arms import (
-    FEWEST_BLOCKS,
     Loop,
     count_arms,
     in_blocks,
@@ -30,8 +29,9 @@ from labkit.diagnosis.arms import (
 )  # fmt: skip
 from labkit.diagnosis.batches import whole
 from labkit.diagnosis.bounds import Bounds
-from labkit.diagnosis.measure import TRIALS_SHARE, why_not_evicted
+from labkit.diagnosis.measure import why_not_evicted
 from labkit.diagnosis.rules import Remedy
+from labkit.diagnosis.thresholds import FEWEST_BLOCKS, TRIALS_SHARE
 from labkit.language import Text
 
 Key = tuple[str, str]  # of a remedy

@@ -43,6 +43,3 @@ def bottlenecks(base: Settings) -> Variants:
     names = ("loading", "computing", "computing, not synchronized")
     quick = {name: every.pop(name) for name in names}
     return quick | full_only(every)
-
-
-EXPERIMENTS = (bottlenecks,)

@@ -71,6 +71,3 @@ def combined(base: Settings) -> Variants:
         **full_only({**combinations, **floors}),
     }
     return with_published(PUBLISHED, variants)
-
-
-EXPERIMENTS = (combined,)

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 from labkit.machine import hardware
-from labkit.parts.training.exchange import ALL_REDUCE, NO_SYNC, NOOP
 from labkit.runs.experiment import Variants, as_experiment, in_groups, with_published
 from labkit.settings import Settings
 
@@ -71,9 +70,9 @@ def communication(base: Settings) -> Variants:
         input_px=base.input_px or 128,
         epochs=1,
     )
-    exchanges = {"no exchange": NOOP, "this machine's loopback": ALL_REDUCE}
+    exchanges = {"no exchange": "noop", "this machine's loopback": "all_reduce"}
     exchanges |= {f"{n:,} Mbit/s": f"{n}mbit" for n in (1_000, 400, 100, 50)}
-    exchanges["no exchange, no_sync"] = NO_SYNC
+    exchanges["no exchange, no_sync"] = "no_sync"
     only_in_full = ("1,000 Mbit/s", "no exchange, no_sync")
     groups = {
         f"{ranks} machines": {
@@ -125,6 +124,3 @@ def data_parallel(base: Settings) -> Variants:
     }
     times = {label: epoch_s / one_gpu_s for label, epoch_s in several_gpus_s.items()}
     return with_published(times, variants)
-
-
-EXPERIMENTS = (ranks, communication, data_parallel)

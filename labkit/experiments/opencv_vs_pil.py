@@ -71,6 +71,3 @@ def operations(base: Settings) -> Experiment:
         ),
         runs_by_default=True,
     )
-
-
-EXPERIMENTS = (opencv_vs_pil, operations)

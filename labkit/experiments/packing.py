@@ -131,6 +131,3 @@ def shards(base: Settings) -> Experiment:
             "share of what they are in a full shuffle",
         ),
     )
-
-
-EXPERIMENTS = (packing, small_files, offline, distance, shards)

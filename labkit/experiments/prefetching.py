@@ -126,6 +126,3 @@ def pin_memory(base: Settings) -> Variants:
     # Bytes and boxes instead of finished float32 planes: a tenth to copy.
     small = change_all(how, "{}, uint8", preprocessor="on_device")
     return quick | full_only(seldom | sleeping | small)
-
-
-EXPERIMENTS = (prefetching, prefetching_in_depth, pin_memory)

@@ -50,6 +50,3 @@ def lookups(base: Settings) -> Experiment:
         question="How much time do list look-ups and repeated parsing cost?",
         source="[001] 2.1: load the configuration once, look up in a dict; no figure",
     )
-
-
-EXPERIMENTS = (preprocessing, lookups)

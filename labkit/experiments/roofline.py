@@ -63,6 +63,3 @@ def textbook(base: Settings) -> Experiment:
             "torchvision.transforms.v2 crops, resizes and normalizes tensors",
         ),
     )
-
-
-EXPERIMENTS = (textbook,)

@@ -72,6 +72,3 @@ def memory(base: Settings) -> Experiment:
             "see labkit advise",
         ),
     )
-
-
-EXPERIMENTS = (storage, memory)

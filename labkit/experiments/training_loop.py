@@ -221,6 +221,3 @@ def loop_alone(base: Settings) -> Settings:
 
 def _steps(n: int) -> str:
     return "step" if n == 1 else f"{n} steps"
-
-
-EXPERIMENTS = (loss, precision, stalls, checkpoints, logs, metric_reports, evaluation)

@@ -186,7 +186,6 @@ PUBLISHED = {
     "data_prefetcher": 0.28,
     "whole batches": 0.10,
 }
-TUTORIAL_STEPS = 16  # of an epoch: 512 samples in batches of 32
 
 
 @as_experiment(
@@ -215,7 +214,8 @@ def tutorial(base: Settings) -> Variants:
         decoder="pillow",
         preprocessor="classification_crop_pillow",
         input_px=base.input_px or 224,
-        images=base.images or TUTORIAL_STEPS * (base.batch_size or BATCH_SIZE),
+        # The tutorial has 512 samples in batches of 32.
+        images=base.images or 16 * (base.batch_size or BATCH_SIZE),
         epochs=max(base.epochs, 4),
         # The tutorial's model is small: loading stays the limit throughout.
         gpu_images_per_s=base.gpu_images_per_s or "resnet50_a100",
@@ -351,9 +351,3 @@ def _light(base: Settings) -> Settings:
     base = replace(base, packing="folder", storage_format="jpeg", preprocessor="classification")
     # What lies in shards is read in order: no holes between an epoch's images.
     return replace(base, subset="first", num_workers=base.num_workers or max(2, hardware.cores()))
-
-
-EXPERIMENTS = (
-    workers, prefetch_factor, persistent_workers, short_epochs, batch_size, batch_size_powers,
-    sampling, tutorial, opencv_threads, rivals, tf_data, num_parallel_reads,
-)  # fmt: skip

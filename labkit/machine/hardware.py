@@ -25,8 +25,6 @@ from labkit.machine.cores import core_limits
 from labkit.machine.gpu import cuda
 from labkit.records import UNKNOWN, Provenance
 
-MACHINE_ID_SHOWN = 6  # letters, enough to tell a few machines apart
-
 # A variant that needs a missing one is skipped.
 OPTIONAL = ("kornia_rs", "torchcodec", "torchvision", "tensorflow", "dali")
 LIBRARIES = (
@@ -149,7 +147,7 @@ def describe(provenance: Provenance) -> str:
         parts.append(f"{gpu.name} that cannot be used" if gpu.name else "no GPU")
     machine_id = provenance.machine_id
     if machine_id != UNKNOWN:
-        machine_id = machine_id[:MACHINE_ID_SHOWN]
+        machine_id = machine_id[:6]  # enough to tell a few machines apart
     return f"{', '.join(parts)} (machine {machine_id})"
 
 

@@ -20,8 +20,8 @@ from typing import BinaryIO
 
 # Python's arguments that start it: what lies beside the file is not imported.
 PROGRAM = ("-P", __file__)
-# What it gives: a listed file by number, so many zeros, and nothing after a fixed time.
-FILES, ZEROS, SOON = "files", "zeros", "soon"
+# It gives files/<number>, a listed file; zeros/<number>, so many bytes; and soon: nothing, after
+# this time.
 SOON_S = 0.002
 
 
@@ -70,7 +70,7 @@ class _Handler(BaseHTTPRequestHandler):
         status, size_bytes, body = (200, *content) if content else (404, 0, io.BytesIO())
         wait_s = max(0.0, self.round_trips * server.rtt_s - server.own_s)
         self.round_trips = 1
-        ready_s = self.asked_s + (SOON_S if path == SOON else wait_s)
+        ready_s = self.asked_s + (SOON_S if path == "soon" else wait_s)
         head = (
             f"HTTP/1.1 {status} {self.responses[status][0]}\r\n"
             "Content-Type: application/octet-stream\r\n"
@@ -99,11 +99,11 @@ class _Handler(BaseHTTPRequestHandler):
     def _body(self, path: str) -> tuple[int, BinaryIO] | None:
         """Return what a path names: its size and the bytes; None where there is no such thing."""
         kind, _, number = path.partition("/")
-        if kind == ZEROS and number.isdecimal():
+        if kind == "zeros" and number.isdecimal():
             return int(number), io.BytesIO(bytes(int(number)))
-        if kind == SOON:
+        if kind == "soon":
             return 0, io.BytesIO()
-        if kind != FILES or not number.isdecimal() or int(number) >= len(self.server.files):
+        if kind != "files" or not number.isdecimal() or int(number) >= len(self.server.files):
             return None
         try:
             # Opened before the answer begins: its size is what will be sent.

@@ -22,9 +22,7 @@ from labkit.records import ROOFLINE, RunInfo
 from labkit.runs.store import SHARED, is_in_progress, list_runs, load_run, read_info
 from labkit.settings import CORRECTED
 
-LISTED_RUNS = 6  # lines of the list
 FASTEST_CHARS = 34  # of a label; longer ones would push the other columns out of the list
-HELP = "Earlier runs. Hold Ctrl or Shift to choose several; Resume and Export take what Show shows."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +49,6 @@ class EarlierRun:
 
 
 COLUMNS = ("date (UTC)", "mode", "status", "device", "fastest", "ratio", "notes")
-ORDERS = ("date", "mode", "status", "device", "fastest", "ratio")  # fields of `EarlierRun`
 
 
 class EarlierRuns:
@@ -67,16 +64,19 @@ class EarlierRuns:
 
         self._name, self._results = name, results
         self._runs: list[EarlierRun] = []
-        self._order = widgets.Dropdown(description="sort by", options=ORDERS)
+        fields = ("date", "mode", "status", "device", "fastest", "ratio")  # of `EarlierRun`
+        self._order = widgets.Dropdown(description="sort by", options=fields)
         self._filter = widgets.Text(description="filter", placeholder="words, as: full cuda")
-        self._list = widgets.SelectMultiple(rows=LISTED_RUNS).add_class("labkit-runs")
+        self._list = widgets.SelectMultiple(rows=6).add_class("labkit-runs")
         for control in (self._order, self._filter):
             control.layout.width = "240px"
             control.style.description_width = "initial"
             control.observe(lambda _: self._arrange(), "value")
-        self.box = widgets.VBox(
-            [widgets.HTML(help_line(HELP)), row([self._order, self._filter]), self._list]
+        text = help_line(
+            "Earlier runs. Hold Ctrl or Shift to choose several; Resume and Export take what Show "
+            "shows."
         )
+        self.box = widgets.VBox([widgets.HTML(text), row([self._order, self._filter]), self._list])
 
     @property
     def folders(self) -> list[Path]:

@@ -40,7 +40,6 @@ SHOWN_FIRST = (
     "num_workers", "prefetch_factor", "batch_size", "input_px", "preprocessor", "decoder",
     "storage", "cache", "device",
 )  # fmt: skip
-LABEL_WIDTH = "110px"  # longer names end in an ellipsis
 # What a request has beside settings -> its help.
 ASKED = {
     "mode": "quick: a first look; document: each variant once, all images; full: with verdicts.",
@@ -429,7 +428,7 @@ def _field(control: Widget, text: Widget) -> Widget:
     import ipywidgets as widgets
 
     control.layout.width = "auto"
-    control.style.description_width = LABEL_WIDTH
+    control.style.description_width = "110px"  # longer names end in an ellipsis
     return widgets.VBox([control, text]).add_class("labkit-field")
 
 

@@ -87,7 +87,6 @@ body[data-jp-theme-light="false"] .labkit-panel img { filter: invert(.91) hue-ro
 .labkit-panel a { color: var(--jp-content-link-color, #0b57d0); text-decoration: underline; }
 </style>"""
 
-NOTHING = "<div>no trial is finished yet</div>"
 # Format -> what writes it into the run's folder, and returns the file.
 EXPORTS: dict[str, Callable[[runs.Run], Path]] = {
     "PNG": lambda run: write(run.chart(), run.folder / "chart.png"),
@@ -383,7 +382,8 @@ class Panel:
         self._shown = [folder]
         has_trials = any(trial.status == "ok" for trial in run.trials)
         table = run.table().to_html(heading=())  # the chart has it
-        self._put(picture_html(run.chart()) + table if has_trials else NOTHING)
+        nothing = "<div>no trial is finished yet</div>"
+        self._put(picture_html(run.chart()) + table if has_trials else nothing)
 
     def _put(self, result: str) -> None:
         self._result.value = result

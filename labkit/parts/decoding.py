@@ -23,8 +23,6 @@ import numpy as np
 from labkit.contracts import Chosen, Part, check_image, open_library
 from labkit.jpeg import read_size_px
 
-ORIENTATION_TAG = 0x0112  # EXIF 2.3, table 4
-
 
 def checked(decode: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
     """Make a decoder refuse what is not a whole JPEG, and raise a ValueError for damaged files.
@@ -241,7 +239,7 @@ def read_orientation(jpeg: bytes) -> int:
     pillow = open_library("PIL.Image", "pillow")
     try:
         with pillow.open(io.BytesIO(jpeg), formats=("JPEG",)) as image:
-            orientation = image.getexif().get(ORIENTATION_TAG, 1)
+            orientation = image.getexif().get(0x0112, 1)  # EXIF 2.3, table 4
     except Exception:  # of damaged tags, whatever Pillow raises
         return 1
     return orientation if orientation in range(2, 9) else 1

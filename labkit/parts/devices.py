@@ -155,9 +155,6 @@ class GpuSpeeds:
 GPUS = {"resnet50_a100": 400 / 0.435, "resnet50_h100": 400 / 0.224}
 # EVIDENCE 2: utilization that a simulated GPU must reach with a free loader.
 FREE_LOADER_MIN_AU = 0.99
-# CUDA queues about 1,024 launches before a launch blocks the host; a training step of the
-# detector launches some 350 kernels.
-QUEUED_STEPS = 3
 PIECE_BYTES = 1 << 18  # of a copy from pageable memory: fits into any core's cache
 
 
@@ -228,7 +225,9 @@ class SimulatedGpu:
         self.run(share * self._speeds.step_s(images))
         ends_s = self._step_ends_s
         ends_s.append(self._compute_free_s)
-        if len(ends_s) > QUEUED_STEPS:
+        # CUDA queues about 1,024 launches before a launch blocks the host; a training step of the
+        # detector launches some 350 kernels.
+        if len(ends_s) > 3:
             self._wait(ends_s.popleft(), self._idle_until)
 
     def process(self, touched_bytes: int) -> None:

@@ -24,6 +24,7 @@ from labkit.analysis.roofline import Pipeline, pipelines
 from labkit.analysis.rows import Row
 from labkit.analysis.simulated import beside_the_loader, simulated_hardware, warnings
 from labkit.analysis.summary import Summary
+from labkit.analysis.thresholds import NEGLIGIBLE_SHARE
 from labkit.analysis.utilization import busy_over_time
 from labkit.analysis.winner import winner
 from labkit.diagnosis.timeline import Band, Timeline
@@ -31,7 +32,6 @@ from labkit.records import EPOCHS, OPERATION, ROOFLINE
 from labkit.report import words
 from labkit.report.figures import AXIS_IN, INK, SOFT_INK, WARNING_INK, Line, frame, page, wrap
 from labkit.report.frames import (
-    NEGLIGIBLE,
     Axis,
     epochs_frame,
     find_axis,
@@ -41,6 +41,11 @@ from labkit.report.frames import (
     tidy,
     times_frame,
 )
+from labkit.report.thresholds import (
+    LOGARITHMIC_AXIS_RATIO,
+    MAX_INTERVAL_END_RATIO,
+    MAX_OWN_SPEED_RATIO,
+)  # fmt: skip
 from labkit.runs.operation_trials import SAMPLE
 
 if TYPE_CHECKING:
@@ -52,14 +57,9 @@ if TYPE_CHECKING:
     from labkit.runs.store import StoredRun
 
 NORMALIZED = "epoch time ÷ the baseline's (0.8 = 20 % shorter)"
-OPERATION_NORMALIZED = NORMALIZED.removeprefix("epoch ")
 WITH_INTERVAL = "{}, with its 95 % confidence interval"
-NAME_CHARS = 26  # of a line of a row's name
-# Width of the points at one number, and between two of them, in distances between numbers.
-GROUP, MAX_STEP = 0.84, 0.12
-MIN_SPAN = 0.1  # of an axis of ratios: noise must not fill it
-LONGEST_END = 1.5  # of an interval, ÷ the longest time
-LOGARITHMIC_FROM = 10  # the longest time ÷ the shortest
+# Width of the points at one number, in distances between numbers.
+GROUP = 0.84
 # Marker, dashes and colour: apart without any colour.
 SERIES_LOOKS: tuple[tuple[str, Any, str], ...] = (
     ("o", "-", "#08519c"), ("s", (0, (5, 2)), "#d94801"), ("^", (0, (1, 1.5)), "#1a1a1a"),
@@ -119,8 +119,6 @@ def kinds(summary: Summary) -> dict[str, Callable[[Summary], Figure]]:
 
 # --- utilization ----------------------------------------------------------------------------
 
-UTILIZATION_S, BIN_S = 30.0, 0.25  # drawn of each variant; one bin of it
-
 
 def utilization(summary: Summary) -> Figure:
     """Draw how busy the GPU is over time, with the baseline and with the fix.
@@ -165,7 +163,7 @@ def _compared_devices(
     if base.normalized_time is None or not known:
         return []
     best = winner(summary) or min(known, key=lambda row: row.normalized_time)
-    how = {"seconds": UTILIZATION_S, "bin_s": BIN_S}
+    how = {"seconds": 30.0, "bin_s": 0.25}
     shares = [busy_over_time(row.of_epochs, **how) for row in (base, best)]
     count = min(len(ends_s) for ends_s, _ in shares)
     cut = [(ends_s[:count], of_time[:count]) for ends_s, of_time in shares]
@@ -181,7 +179,7 @@ def dots(summary: Summary) -> Figure:
     Returns:
         A figure that shows itself in a notebook; its label holds every number.
     """
-    label = OPERATION_NORMALIZED if summary.kind == OPERATION else NORMALIZED
+    label = NORMALIZED.removeprefix("epoch ") if summary.kind == OPERATION else NORMALIZED
     title, caption = title_and_caption(summary)
     return _draw_dots(times_frame(summary), label, title, caption, footer=_missing(summary))
 
@@ -308,12 +306,12 @@ def _draw_dots(
         return figure
     rows, series = [*dict.fromkeys(table.row)], [*dict.fromkeys(table.series)]
     panels = [*dict.fromkeys(table.panel)]
-    names = [wrap(name, NAME_CHARS) for name in rows]
+    names = [wrap(name, chars=26) for name in rows]
     handles: dict[str, Artist] = {}
     with page() as figure:
         drawn = figure.subplots(1, len(panels), sharex=True, sharey=True, squeeze=False)[0]
         low, high = _limits(table, from_0=from_0)
-        is_logarithmic = not from_0 and high / low > LOGARITHMIC_FROM
+        is_logarithmic = not from_0 and high / low > LOGARITHMIC_AXIS_RATIO
         for axes, panel in zip(drawn, panels):
             axes.set_title(panel, loc="left", size=9, weight="bold")
             axes.set(xlim=(low, high), ylim=(len(rows) - 0.5, -0.5))
@@ -419,13 +417,14 @@ def _limits(table: pd.DataFrame, *, from_0: bool = False) -> tuple[float, float]
     known = [*table.value, *trials, *table.published.dropna(), *([] if from_0 else [1.0])]
     low, high = min(known), max(known)
     if table.low.notna().any():
-        low = min(low, max(low / LONGEST_END, table.low.min()))
-        high = max(high, min(high * LONGEST_END, table.high.max()))
+        low = min(low, max(low / MAX_INTERVAL_END_RATIO, table.low.min()))
+        high = max(high, min(high * MAX_INTERVAL_END_RATIO, table.high.max()))
     if from_0:
         return 0.0, 1.06 * high
-    if high / low > LOGARITHMIC_FROM:
+    if high / low > LOGARITHMIC_AXIS_RATIO:
         return low / 1.15, high * 1.15
-    more = max(0.06 * (high - low), (MIN_SPAN - (high - low)) / 2)
+    # Noise must not fill the axis, so it spans at least 0.1.
+    more = max(0.06 * (high - low), (0.1 - (high - low)) / 2)
     return max(0.0, low - more), high + more
 
 
@@ -529,7 +528,7 @@ def _draw_panel(axes: Axes, table: pd.DataFrame, summary: Summary, axis: Axis) -
     for i, name in enumerate(present):
         # Beside each other, or equal points would hide one another; of few numbers, which lie far
         # apart, not so far that a point seems to be at another number.
-        step = 0.0 if axis.in_seconds else min(MAX_STEP * min(len(xs) / 5, 1), GROUP / len(present))
+        step = 0.0 if axis.in_seconds else min(0.12 * min(len(xs) / 5, 1), GROUP / len(present))
         shift = step * (i - (len(present) - 1) / 2)
         points = table[table.series == name]
         points = points.assign(at=[places[x] + shift for x in points.x]).sort_values("at")
@@ -546,8 +545,8 @@ def _draw_panel(axes: Axes, table: pd.DataFrame, summary: Summary, axis: Axis) -
     for sample in _samples(summary):
         text = f"{sample.variant}, {units.seconds(sample.time_s)}"
         handles[text] = axes.axhline(sample.time_s, label=text, color=INK, linewidth=1.2)
-        text = f"{units.limit(NEGLIGIBLE)} of that"
-        handles[text] = axes.axhline(NEGLIGIBLE * sample.time_s, label=text, **IDEAL_LINE)
+        text = f"{units.limit(NEGLIGIBLE_SHARE)} of that"
+        handles[text] = axes.axhline(NEGLIGIBLE_SHARE * sample.time_s, label=text, **IDEAL_LINE)
     return handles
 
 
@@ -588,7 +587,7 @@ def _draw_line(
     if over_steps and (limit := negligible_from(on_line)) is not None:
         least = on_line[on_line.x == limit]
         axes.plot(least["at"], least.value, **RING)
-        explained[f"less than {units.limit(NEGLIGIBLE)} from here"] = RING
+        explained[f"less than {units.limit(NEGLIGIBLE_SHARE)} from here"] = RING
     return {text: Line2D([], [], label=text, **mark) for text, mark in explained.items()}
 
 
@@ -604,7 +603,7 @@ def _describe_negligible(table: pd.DataFrame) -> list[str]:
         on_line = points[[not isinstance(x, str) for x in points.x]].sort_values("x")
         if (limit := negligible_from(on_line)) is not None:
             (variant,) = on_line[on_line.x == limit].variant
-            described.append(f"less than {units.limit(NEGLIGIBLE)} from {variant}")
+            described.append(f"less than {units.limit(NEGLIGIBLE_SHARE)} from {variant}")
     return described
 
 
@@ -622,12 +621,7 @@ MEASURED: dict[str, Any] = {
 MEASURED_AT: dict[str, Any] = {"color": "#d0d0d0", "linewidth": 0.8, "zorder": 0.5}
 OWN_DEVICE: dict[str, Any] = {"color": INK, "linewidth": 0.9, "zorder": 1.8}
 GROUND = "#efefef"
-FAR = 4  # times as fast as the fastest measured device, or as slow as the slowest
-# Between two pipelines at one speed of the GPU, and between the first and the last of them.
-BESIDE_PT, ALL_BESIDE_PT = 5, 24
 INSIDE: dict[str, Any] = {"clip_on": True, "in_layout": False}
-END_CHARS = 30  # of a line of a name at the end of a line
-NAME_LINE = 0.05  # height of a line of a name at the end of a line, as a share of the axis
 
 
 def roofline(summary: Summary) -> Figure:
@@ -674,9 +668,9 @@ def _draw_roofline(axes: Axes, summary: Summary, curves: Sequence[Pipeline]) -> 
     own, own_name = words.own_device(summary)
     speeds = [point.images_per_s for point in every]
     left, right = min(devices) / 1.15, max(devices) * 1.15
-    if own:  # the dots must not be crowded by a device that is far from them
-        left = min(left, max(own / 1.15, left / FAR))
-        right = max(right, min(own * 1.15, right * FAR))
+    if own:
+        left = min(left, max(own / 1.15, left / MAX_OWN_SPEED_RATIO))
+        right = max(right, min(own * 1.15, right * MAX_OWN_SPEED_RATIO))
     ideals = [pipeline.ideal_images_per_s(right) or 0.0 for pipeline in curves]
     lows = [point.low or point.images_per_s for point in every]
     highs = [point.high or point.images_per_s for point in every]
@@ -721,7 +715,7 @@ def _draw_roofline(axes: Axes, summary: Summary, curves: Sequence[Pipeline]) -> 
         )  # fmt: skip
     for i, (pipeline, (marker, dashes, color)) in enumerate(zip(curves, cycle(SERIES_LOOKS))):
         # Beside one another, or equal speeds would hide one another.
-        beside_pt = min(BESIDE_PT, ALL_BESIDE_PT / len(curves)) * (i - (len(curves) - 1) / 2)
+        beside_pt = min(5, 24 / len(curves)) * (i - (len(curves) - 1) / 2)
         figure: Any = axes.figure
         beside = offset_copy(axes.transData, figure, x=beside_pt, y=0, units="points")
         xs = [point.device_images_per_s for point in pipeline.points]
@@ -759,12 +753,13 @@ def _write_ends(axes: Axes, measured: Sequence[Pipeline]) -> None:
     for pipeline, (_, _, color) in zip(measured, cycle(SERIES_LOOKS)):
         if pipeline.points:
             last = pipeline.points[-1]
-            label = wrap(f"{pipeline.name}: {last.images_per_s:,.0f}", END_CHARS)
+            label = wrap(f"{pipeline.name}: {last.images_per_s:,.0f}", chars=30)
             ends.append((last, label, color))
     ends.sort(key=lambda end: end[0].images_per_s)
     heights = [(math.log(last.images_per_s) - low) / (high - low) for last, _, _ in ends]
-    # The places closest to the lines' ends that are this far apart.
-    half = [NAME_LINE * (1 + label.count("\n")) / 2 for _, label, _ in ends]
+    # The places closest to the lines' ends that are so far apart: 0.05 of the axis for each line of
+    # a name.
+    half = [0.05 * (1 + label.count("\n")) / 2 for _, label, _ in ends]
     apart = list(accumulate((a + b for a, b in pairwise(half)), initial=0))
     fitted = isotonic_regression([y - gap for y, gap in zip(heights, apart)]).x if ends else []
     for (last, label, color), place, gap in zip(ends, fitted, apart):
@@ -791,7 +786,7 @@ SIMULATED = (
     "There is no GPU-Util here: the bands are when the simulated GPU computed. A real "
     "GPU's GPU-Util would be their average over 1/6 to 1 s, and would not show shorter waits."
 )
-CURVE_IN, LANE_IN, CORE_IN = 0.62, 0.2, 0.16
+LANE_IN = 0.2
 CORES_IN = (0.34, 1.3)  # height of all cores: at least, at most
 # Fill and hatch of a lane.
 LANE_LOOKS = (("#fdd0a2", "////"), ("#6baed6", ""), ("#c7c7c7", "xxxx"), ("#e5e5e5", "...."))
@@ -841,7 +836,7 @@ def _panels(seen: Timeline) -> tuple[list[tuple[str, float, Callable]], list[str
 
     def add_curve(title: str, name: str, scale: float, unit: str, top: float = 0) -> None:
         scaled = scale * measured[name]
-        panels.append((title, CURVE_IN, partial(_draw_curve, values=scaled, unit=unit, top=top)))
+        panels.append((title, 0.62, partial(_draw_curve, values=scaled, unit=unit, top=top)))
 
     if seen.device is not None:
         share = units.percent(_share(seen.device, seen.duration_s))
@@ -862,7 +857,7 @@ def _panels(seen: Timeline) -> tuple[list[tuple[str, float, Callable]], list[str
         title = f"CPU per core, all programs (white idle, black busy{tinted}): on average "
         title += f"{cores.mean().sum():.1f} of {units.count(n, 'core')} busy"
         low, high = CORES_IN
-        height_in = min(max(CORE_IN * n, low), high)
+        height_in = min(max(0.16 * n, low), high)
         panels.append((title, height_in, partial(_draw_cores, cores=cores)))
     else:
         missing.append("CPU per core: this platform does not count its cores' time")

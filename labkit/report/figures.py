@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 KINDS = ("png", "svg", "pdf")
-STYLE = Path(__file__).with_name("labkit.mplstyle")
 # Matplotlib's settings are global, also for figures made in other threads.
 _LOCK = threading.RLock()
 
@@ -42,7 +41,6 @@ WIDTH_IN = 8.4
 PAD_IN = 0.15  # around all, and between title, axes, legend and footer
 TEXT_PT, GAP_PT = 72 * (WIDTH_IN - 2 * PAD_IN), 4.0  # width of a line; space between two texts
 AXIS_IN = 0.6  # ticks and label of the x axis
-LEGEND_COLUMNS, LEGEND_CHARS = 3, 30  # of a line of a text
 INK, SOFT_INK, WARNING_INK = "#1a1a1a", "#555555", "#9c3a00"
 # Tried in this order for letters that DejaVu Sans lacks.
 CJK_FONTS = (
@@ -130,9 +128,9 @@ def frame(
     legend: Any = None
     if handles:
         for handle in handles:
-            handle.set_label(wrap(str(handle.get_label()), LEGEND_CHARS))
+            handle.set_label(wrap(str(handle.get_label()), chars=30))
         legend = figure.legend(
-            handles=handles, loc="lower left", ncols=LEGEND_COLUMNS, borderaxespad=0, borderpad=0
+            handles=handles, loc="lower left", ncols=3, borderaxespad=0, borderpad=0
         )  # fmt: skip
         legend.set_in_layout(False)
     top_in, footer_in, legend_in = (_height_in(figure, each) for each in (above, below, legend))
@@ -234,7 +232,7 @@ def style() -> Iterator[None]:
     with _LOCK, matplotlib.rc_context(), warnings.catch_warnings():
         # A letter that no font has is drawn as a box; the table beside the chart has it.
         warnings.filterwarnings("ignore", message=r"Glyph .* missing from font")
-        matplotlib.rc_file(STYLE)
+        matplotlib.rc_file(Path(__file__).with_name("labkit.mplstyle"))
         installed = {font.name for font in fontManager.ttflist}
         # Naming a font that is not there makes matplotlib warn at every text.
         cjk = [name for name in CJK_FONTS if name in installed]

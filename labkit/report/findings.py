@@ -19,16 +19,15 @@ from labkit.analysis.simulated import warnings
 from labkit.analysis.winner import winner
 from labkit.experiments.combined import SINGLE_EFFECTS
 from labkit.machine import hardware
-from labkit.parts.training.exchange import LINK, NO_SYNC, NOOP
+from labkit.parts.training.exchange import LINK
 from labkit.records import Cost, ReadCounts, Trial
 from labkit.report.table import Table, Tables
+from labkit.report.thresholds import PAGE_CACHE_SHARE, SMALL_COMMUNICATION_SHARE
 from labkit.report.words import check_baseline, not_measured, reason
 from labkit.runs.store import StoredRun
 from labkit.settings import Settings
 
 PUBLISHED_TAKES = "the document's time takes"
-LITTLE = 0.03  # of a step that communication may take
-CACHE_SHARE = 0.8  # assumed: programs, workers and batches take the rest of the memory
 MODELS = ("additive", "multiplicative", "best_single", "max_load_compute")
 
 
@@ -57,7 +56,7 @@ def savings(run: StoredRun, *, epochs: int, images: int) -> Table:
     if not data.bytes:
         raise ValueError("run must record the size of its data, got none; run it again")
     data_bytes = data.bytes / data.images * images
-    cache_bytes = CACHE_SHARE * (run.info.provenance.memory_bytes or hardware.memory_bytes())
+    cache_bytes = PAGE_CACHE_SHARE * (run.info.provenance.memory_bytes or hardware.memory_bytes())
     fits = data_bytes <= cache_bytes
     # All trials of a run have equally many images.
     scale = images / next(
@@ -104,8 +103,8 @@ def savings(run: StoredRun, *, epochs: int, images: int) -> Table:
         notes=(
             f"{winner_text}{verdict}.",
             f"The full data set has {units.count_bytes(data_bytes)}, the page cache holds "
-            f"{units.count_bytes(cache_bytes)} ({units.percent(CACHE_SHARE)} of memory): later "
-            f"epochs are read from {'memory' if fits else 'the disk'}.",
+            f"{units.count_bytes(cache_bytes)} ({units.percent(PAGE_CACHE_SHARE)} of memory): "
+            f"later epochs are read from {'memory' if fits else 'the disk'}.",
         ),
     )
 
@@ -168,12 +167,12 @@ def _communication(run: StoredRun) -> Table | None:
     """Return the share of a step that each exchange of gradients takes, beside none at all."""
     variants, cells, bandwidths = run.info.variants, [], []
     for group, base in run.info.baselines.items():
-        if variants[base].exchange != NOOP:
+        if variants[base].exchange != "noop":
             continue
         networks: list[tuple[float, float]] = []  # 1 ÷ Mbit/s, 0 without a link; normalized time
         for row in run.summary.rows:
             exchange = variants[row.variant].exchange
-            if row.group != group or exchange in (NOOP, NO_SYNC):
+            if row.group != group or exchange in ("noop", "no_sync"):
                 continue
             times = {"share": row.normalized_time, "ci_low": row.ci_low, "ci_high": row.ci_high}
             shares = {name: x and max(1 - 1 / x, 0.0) for name, x in times.items()}
@@ -183,8 +182,9 @@ def _communication(run: StoredRun) -> Table | None:
                 networks.append((1 / int(link[1]) if link else 0.0, row.normalized_time))
         networks.sort()
         if networks and networks[0][0] == 0:
+            less = units.limit(SMALL_COMMUNICATION_SHARE)
             bandwidths.append(
-                f"{group}: without that work, a link takes less than {units.limit(LITTLE)} of a "
+                f"{group}: without that work, a link takes less than {less} of a "
                 f"step {_from_bandwidth(networks)}."
             )
     if not cells:
@@ -206,7 +206,7 @@ def _from_bandwidth(networks: Sequence[tuple[float, float]]) -> str:
         networks: 1 ÷ Mbit/s and normalized time of each; the loopback, then the fastest link first.
     """
     _, loopback = networks[0]
-    most = loopback / (1 - LITTLE)
+    most = loopback / (1 - SMALL_COMMUNICATION_SHARE)
     too_slow = next((i for i, (_, time) in enumerate(networks) if time >= most), None)
     if too_slow is None:
         return "over every network here"

@@ -19,9 +19,11 @@ from labkit import units
 from labkit.analysis.describe import epoch_bars
 from labkit.analysis.rows import Row
 from labkit.analysis.summary import Summary
+from labkit.analysis.thresholds import NEGLIGIBLE_SHARE
 from labkit.parts.training.exchange import mbit_per_s
 from labkit.records import OPERATION, ROOFLINE
 from labkit.report import words
+from labkit.report.thresholds import MIN_CURVE_NUMBERS, MIN_SIZE_RATIO
 from labkit.settings import CORRECTED
 
 if TYPE_CHECKING:
@@ -31,9 +33,6 @@ COLUMNS = (
     "variant", "panel", "row", "series", "x", "value", "low", "high", "trials", "outliers",
     "published", "is_baseline", "note", "text",
 )  # fmt: skip
-MIN_NUMBERS = 3  # distinct ones that make a line
-LEAST_SIZE_RATIO = 1.1  # of the largest stored images to the smallest, to be shown
-NEVER = "never"
 # How an axis names a setting; others have their own name.
 AXIS_LABELS = {
     "batch_size": "batch size",
@@ -125,7 +124,7 @@ def _stored_sizes(summary: Summary) -> dict[str, str]:
         images = [trial.epochs[0].images for trial in row.of_epochs]
         if stored_bytes and all(stored_bytes) and images[0]:
             sizes[row.variant] = stored_bytes[0] / images[0]
-    if not sizes or max(sizes.values()) < LEAST_SIZE_RATIO * min(sizes.values()):
+    if not sizes or max(sizes.values()) < MIN_SIZE_RATIO * min(sizes.values()):
         return {}
     return {name: f"{units.count_bytes(size)} an image" for name, size in sizes.items()}
 
@@ -199,7 +198,7 @@ def _axis_in_groups(summary: Summary) -> Axis | None:
     for label in info.variants:
         groups.setdefault(info.group_of(label), []).append(label)
     # Where the experiment names the number, two of them are enough.
-    most, chosen = 1 if info.x_axis else MIN_NUMBERS - 1, None
+    most, chosen = 1 if info.x_axis else MIN_CURVE_NUMBERS - 1, None
     for setting in [info.x_axis.setting] if info.x_axis else base:
         numbers = {label: _number(info.settings_of(label).get(setting)) for label in info.variants}
         distinct = max(
@@ -213,7 +212,7 @@ def _axis_in_groups(summary: Summary) -> Axis | None:
             name = info.name_of(label)
             x[label] = name if number is None else number
             if info.x_axis and number == 0:
-                x[label] = NEVER
+                x[label] = "never"
             series[label] = info.group_of(label) or _differences(
                 info.settings_of(label), base, setting
             )
@@ -257,7 +256,7 @@ def _axis_of_groups(summary: Summary) -> Axis | None:
         numbers = {label: number for label, number in x.items() if number is not None}
         pairs = {(info.group_of(label), number) for label, number in numbers.items()}
         distinct = {number for _, number in pairs}
-        if len(numbers) == len(x) and len(pairs) == len(distinct) >= MIN_NUMBERS:
+        if len(numbers) == len(x) and len(pairs) == len(distinct) >= MIN_CURVE_NUMBERS:
             return Axis(
                 setting=setting,
                 labels={"": AXIS_LABELS.get(setting, setting)},
@@ -291,14 +290,12 @@ def _number(value: object) -> float | None:
 
 # --- from how many steps on a cost is negligible ----------------------------------------------
 
-NEGLIGIBLE = 0.01  # share of the baseline's time
-
 
 def negligible_from(points: pd.DataFrame) -> float | None:
-    """Return the fewest steps from which on every interval of a series ends below `NEGLIGIBLE`."""
+    """Return the fewest steps from which on each interval ends below `NEGLIGIBLE_SHARE`."""
     least = None
     for one in reversed([*points.itertuples()]):
-        if not one.high <= 1 + NEGLIGIBLE:  # NaN neither
+        if not one.high <= 1 + NEGLIGIBLE_SHARE:  # NaN neither
             break
         least = one.x
     return least

@@ -28,7 +28,6 @@ from labkit.analysis.summary import Row, Summary
 from labkit.analysis.winner import reasons_against_others, winner
 from labkit.files import write_whole
 from labkit.parts.decoding import Decoder
-from labkit.parts.packing import JPEG, PIXELS, RESIZED, SAMPLE
 from labkit.parts.packing.folder import find_annotations
 from labkit.parts.packing.manifest import ANNOTATIONS
 from labkit.parts.preprocessing import Preprocessor
@@ -68,12 +67,12 @@ DECODE = {
     "torchvision": "torchvision",
 }
 WORKERS_NORMALIZE, DEVICE_NORMALIZES = "normalized by the workers", "normalized by the device"
-WORKERS_DRAW, DEVICE_DRAWS = "heat maps drawn by the workers", "heat maps drawn by the device"
+WORKERS_DRAW = "heat maps drawn by the workers"
 # Preprocessor -> what makes pixels of an image, and what makes samples of them.
 SAMPLES = {
     "loops": ("CenterNet", WORKERS_DRAW),
     "vectorized": ("CenterNet", WORKERS_DRAW),
-    "on_device": ("CenterNet", DEVICE_DRAWS),
+    "on_device": ("CenterNet", "heat maps drawn by the device"),
     "classification": ("whole image", WORKERS_NORMALIZE),
     "classification_on_device": ("whole image", DEVICE_NORMALIZES),
     "classification_pillow": ("whole image, in Pillow", WORKERS_NORMALIZE),
@@ -225,10 +224,10 @@ def _blocks(run: StoredRun, settings: Settings, *, has_more: bool) -> Iterator[s
             "up); choose a preprocessor for classification"
         )
     stored = settings.storage_format
-    stores = [JPEG, RESIZED] + [PIXELS] * (not preprocessor.in_pillow)
+    stores = ["jpeg", "resized"] + ["pixels"] * (not preprocessor.in_pillow)
     possible = {
-        "packing": ["folder"] if is_detector else ["raw", "mapped"] if stored == PIXELS else READ,
-        "storage_format": [*stores, SAMPLE] if dataset == WORKERS_NORMALIZE else stores,
+        "packing": ["folder"] if is_detector else ["raw", "mapped"] if stored == "pixels" else READ,
+        "storage_format": [*stores, "sample"] if dataset == WORKERS_NORMALIZE else stores,
         "decoder": ["pillow"] if preprocessor.in_pillow else DECODE,
         "loader": [name for name in LOAD if LOAD[name] == PROCESSES] if ahead else LOAD,
     }
@@ -244,11 +243,11 @@ def _blocks(run: StoredRun, settings: Settings, *, has_more: bool) -> Iterator[s
     if has_boxes:
         yield "categories"
     yield f"images: {'a pack, ' * is_packed}{'boxes' if is_detector else labels}"
-    yield f"read: {read}{', pixels' * (stored == PIXELS)}"
-    if stored == SAMPLE:
+    yield f"read: {read}, pixels" if stored == "pixels" else f"read: {read}"
+    if stored == "sample":
         yield "dataset: finished when it was packed"
     else:
-        decode = "nothing" if stored == PIXELS else decode
+        decode = "nothing" if stored == "pixels" else decode
         yield f"decode: {decode}{' image' * preprocessor.in_pillow}"
         if preprocessor.crop is not None:
             yield "crop"
@@ -334,7 +333,7 @@ def _places(run: StoredRun, settings: Settings) -> dict[str, object]:
     stored = stored_folder(settings)
     if READ[settings.packing] != FILES:
         return {"FOLDER": stored}
-    if settings.storage_format != JPEG:  # labkit made it
+    if settings.storage_format != "jpeg":  # labkit made it
         return {"FOLDER": stored / "images", "ANNOTATIONS": stored / ANNOTATIONS}
     if data.boxes != "coco":
         return {"FOLDER": folder}
@@ -354,7 +353,7 @@ def _differences(run: StoredRun, settings: Settings) -> Iterator[str]:
     for name, sentences in SENTENCES.items():
         if getattr(settings, name) in sentences:
             yield sentences[getattr(settings, name)]
-    is_original = READ[settings.packing] == FILES and settings.storage_format == JPEG
+    is_original = READ[settings.packing] == FILES and settings.storage_format == "jpeg"
     if "://" in settings.data:
         yield "The run copied its data from a URL: copy it, too, and change FOLDER."
     if not is_original:

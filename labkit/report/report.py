@@ -25,8 +25,6 @@ from labkit.analysis.summary import Summary, in_common
 from labkit.analysis.winner import winner
 from labkit.claims.ledger import (
     GROUPS,
-    NOT_RUN,
-    NOT_TESTABLE,
     answer_in_short,
     answers,
     rank_as_answer,
@@ -395,7 +393,7 @@ def _environment(*, is_html: bool) -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.globals |= {"claims_table": claims_table, "not_run": (NOT_RUN, NOT_TESTABLE)}
+    environment.globals |= {"claims_table": claims_table, "not_run": ("not run", "not testable")}
     environment.filters |= {
         "svg": _svg,
         "html": lambda table, **more: Markup(

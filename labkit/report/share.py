@@ -24,6 +24,7 @@ from labkit.machine import hardware
 from labkit.records import SCHEMA as ROW_SCHEMA
 from labkit.records import RunInfo, Trial
 from labkit.report.report import facts
+from labkit.report.thresholds import MAX_FILE_BYTES, MAX_MEMBER_BYTES
 from labkit.runs.store import (
     RESERVED,
     RUN_FILE,
@@ -40,10 +41,6 @@ from labkit.runs.store import (
     shareable,
     write_info,
 )
-
-SUFFIX = ".labkit.zip"
-# A full run of all media takes some MB.
-MAX_FILE_BYTES, MAX_MEMBER_BYTES = 20_000_000, 50_000_000
 
 
 def write(run: StoredRun, file: Path | str | None = None) -> Path:
@@ -80,7 +77,7 @@ def write(run: StoredRun, file: Path | str | None = None) -> Path:
     _parse(members)
     path = run.folder if file is None else Path(file)
     if path.is_dir():
-        path /= f"{info.experiment}-{info.run}{SUFFIX}"
+        path /= f"{info.experiment}-{info.run}.labkit.zip"
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as target:
         for name, content in members.items():

@@ -26,12 +26,12 @@ from labkit.report import words
 from labkit.report.text_table import text_table
 from labkit.runs.operation_trials import LOOK_UPS, SAMPLE
 
-_LINE = "1px solid rgba(128, 128, 128, .35)"  # on light and dark pages
 STYLES = [
     {"selector": "", "props": "border-collapse: collapse; margin: .5em 0"},
     {"selector": "tr", "props": "background: transparent"},
     {"selector": "th, td", "props": "text-align: left; vertical-align: top; padding: .3em .5em"},
-    {"selector": "tbody th, tbody td", "props": f"border-top: {_LINE}"},
+    # A line that shows on light and on dark pages.
+    {"selector": "tbody th, tbody td", "props": "border-top: 1px solid rgba(128, 128, 128, .35)"},
 ]
 
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from labkit import units
 from labkit.analysis import cache_state
 from labkit.analysis import published as documents
-from labkit.analysis.compare import NOTHING, UNSTABLE, Comparison
+from labkit.analysis.compare import NOTHING, Comparison
 from labkit.analysis.equal_work import other_work
 from labkit.analysis.roofline import Pipeline, Speed, pipelines, published_takes
 from labkit.analysis.rows import Row
@@ -48,7 +48,7 @@ def how_measured(summary: Summary) -> list[str]:
         blocks += f", {len(summary.valid.disturbed)} disturbed{left_out}"
     parts = [f"{summary.mode} mode", blocks]
     if summary.judged and not summary.stable:
-        parts.append(f"{UNSTABLE}, no verdicts")
+        parts.append("machine unstable, no verdicts")
     if summary.protocol != CORRECTED:
         parts.append(summary.protocol)
     return parts
@@ -426,9 +426,8 @@ def agreement(summary: Summary, row: Row) -> str:
     if not word:
         return ""
     base = next(r for r in summary.rows if r.is_baseline and r.group == row.group)
-    if word == documents.OUT_OF_REACH:
-        word += f": {documents.bound(base)}"
-    return " · ".join(filter(None, [word, simulated([base, row])]))
+    why = f": {documents.bound(base)}" if word == "not reproducible here" else ""
+    return " · ".join(filter(None, [f"{word}{why}", simulated([base, row])]))
 
 
 def proofs(summary: Summary) -> list[str]:

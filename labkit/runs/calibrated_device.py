@@ -33,15 +33,17 @@ from labkit.resolve import complete_here, find_part, open_data, original
 from labkit.runs.active_run import single_run_lock
 from labkit.runs.launcher import Launcher
 from labkit.runs.store import explain_unwritable, fits
-from labkit.runs.thresholds import LEAST_PROCESSES, MAX_HALF_INTERVAL_SHARE
+from labkit.runs.thresholds import (
+    CALIBRATION_PROCESS_S,
+    LEAST_PROCESSES,
+    LONGEST_CALIBRATION_S,
+    MAX_HALF_INTERVAL_SHARE,
+    TIMES_THE_REFERENCE,
+)  # fmt: skip
 from labkit.settings import INPUT_PX, Settings
 from labkit.steady_rate import fewest_batches
 
 FILE = "calibration.json"
-# The documents' 39 % need a device at least 1.64 times as fast as the loader (EVIDENCE 2).
-TIMES_THE_REFERENCE = 2
-PROCESS_S = 1.0
-LONGEST_S = 30.0
 
 
 Ask = Callable[..., Any]
@@ -241,22 +243,26 @@ def _reference_rates(
     began_s = time.monotonic()
     form = "{desc} {percentage:3.0f}%|{bar:15}| {elapsed} of at most 00:30{postfix}"
     with bar(
-        total=LONGEST_S, desc="calibrating the simulated GPU", disable=not progress, bar_format=form
+        total=LONGEST_CALIBRATION_S,
+        desc="calibrating the simulated GPU",
+        disable=not progress,
+        bar_format=form,
     ) as drawn:
         while len(rates) < LEAST_PROCESSES or (
-            time.monotonic() - began_s < LONGEST_S and _half_share(rates) > MAX_HALF_INTERVAL_SHARE
+            time.monotonic() - began_s < LONGEST_CALIBRATION_S
+            and _half_share(rates) > MAX_HALF_INTERVAL_SHARE
         ):
-            how = {"excluded": excluded, "seconds": PROCESS_S}
+            how = {"excluded": excluded, "seconds": CALIBRATION_PROCESS_S}
             rate, why_none = ask("measure_rate", settings=reference, **how)
             if why_none:
                 raise Skip(why_none)
             rates.append(rate)
-            drawn.n = min(time.monotonic() - began_s, LONGEST_S)
+            drawn.n = min(time.monotonic() - began_s, LONGEST_CALIBRATION_S)
             if len(rates) > 1:
                 known = f"{units.rate(fmean(rates))} ±{_half_share(rates):.1%}"
                 drawn.set_postfix_str(known)
                 if not progress:  # a form has a line in place of the bar
-                    spent = f"{drawn.n:.0f} s of at most {LONGEST_S:.0f} s"
+                    spent = f"{drawn.n:.0f} s of at most {LONGEST_CALIBRATION_S:.0f} s"
                     say(f"calibrating the simulated GPU: {spent}, {known}")
         drawn.n = drawn.total
         drawn.refresh()

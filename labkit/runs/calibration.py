@@ -28,13 +28,15 @@ from labkit.runs.calibrated_device import FILE, device_of, is_calibrated, with_d
 from labkit.runs.check_images import check_images
 from labkit.runs.check_simulated import check_simulated_gpu
 from labkit.runs.launcher import TrialFailed
-from labkit.runs.thresholds import MAX_EPOCH_LENGTH_RATIO, SHORT_EPOCH_SHARE
+from labkit.runs.thresholds import (
+    CALIBRATION_S,
+    LOADING_S,
+    MAX_EPOCH_LENGTH_RATIO,
+    SHORT_EPOCH_SHARE,
+)  # fmt: skip
 from labkit.runs.trial import open_trial, warm_up
 from labkit.settings import Mode, Settings
 from labkit.steady_rate import SteadyRate, fewest_batches, steady_rate
-
-CALIBRATION_S = 1.2  # long enough to choose how many images an epoch has
-LOADING_S = 2.4  # the speeds of a roofline are multiples of this rate
 
 
 def calibrate_run(run: ActiveRun, epoch_share: float) -> None:

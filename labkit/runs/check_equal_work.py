@@ -24,7 +24,6 @@ from labkit.analysis.thresholds import (
 from labkit.batches import BATCHES, ArraySpec, check_batch
 from labkit.contracts import Skip
 from labkit.machine import hardware
-from labkit.parts.packing import PIXELS, RESIZED, SMALL, YUV420
 from labkit.parts.preprocessing.classification import STD_RGB
 from labkit.pipeline import first_batch
 from labkit.resolve import Resolved, label_samples, resolve
@@ -200,7 +199,7 @@ def _by_id(batch: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> dict[s
 
 def _scaled(settings: Settings) -> str:
     """Name how the stored pixels differ from the originals; a finished sample's do not."""
-    scaled = (RESIZED, PIXELS, SMALL, YUV420)
+    scaled = ("resized", "pixels", "small", "yuv420")
     return settings.storage_format if settings.storage_format in scaled else ""
 
 

@@ -24,11 +24,8 @@ from labkit.runs.active_run import ActiveRun
 from labkit.runs.failure_reasons import one_line
 from labkit.runs.kept_checks import KeptCheck, find_kept, hash_sources, keep
 from labkit.runs.launcher import TrialFailed
+from labkit.runs.thresholds import FIRST_LOOK_IMAGES
 from labkit.settings import Settings
-
-# Enough for calibration on any machine; more images are checked once the run knows how many it
-# takes, so that a large data set on a slow disk is not read in vain.
-FIRST_LOOK_IMAGES = 512
 
 
 def check_images(run: ActiveRun, stop: int | None = None) -> None:

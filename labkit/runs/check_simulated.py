@@ -21,7 +21,6 @@ from labkit.machine.clock import SystemClock, utc_now
 from labkit.parts import storage
 from labkit.parts.devices import FREE_LOADER_MIN_AU
 from labkit.parts.storage.disks import MAX_ERROR_SHARE, Rate
-from labkit.parts.training import VECTORIZED
 from labkit.parts.training.exchange import LINK, Link
 from labkit.pipeline import build
 from labkit.records import UNKNOWN, ProvedRates, StagedStorage
@@ -199,7 +198,7 @@ def free_loader_utilization(settings: Settings) -> float:
     clock = SystemClock()
     # Without what the simulated training loop costs on purpose: a loss in a Python loop, a host
     # that waits for the device before it launches the next step, or for a copy.
-    settings = replace(settings, loss=VECTORIZED, sync_every=0, pin_memory=True, ranks=1)
+    settings = replace(settings, loss="vectorized", sync_every=0, pin_memory=True, ranks=1)
     pipeline = build(settings, clock)
     step_s = pipeline.parts.gpu_speeds.compute_s_per_image * settings.batch_size
     steps = max(1, round(0.3 / step_s))  # of a try of 0.3 s

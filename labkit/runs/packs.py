@@ -31,7 +31,7 @@ from labkit.files import bar, whole_folder, write_whole
 from labkit.machine import hardware
 from labkit.machine.media import check_room, skip_unwritable
 from labkit.parts.decoding import DECODERS
-from labkit.parts.packing import JPEG, PACKINGS, PIXELS, SAMPLE, SMALL, YUV420
+from labkit.parts.packing import PACKINGS
 from labkit.parts.packing.manifest import read_manifest
 from labkit.parts.packing.packs import encode, shorter_side_px
 from labkit.parts.packing.remote import download, place
@@ -46,9 +46,9 @@ Stored = tuple[str, Content, Annotation]
 COST = "cost.json"  # file of a pack with the cost of making it
 # Storage format -> what is stored for an image that cannot be read; no bytes in other formats.
 UNREADABLE: dict[str, Content] = {
-    PIXELS: np.zeros((0, 0, 3), np.uint8),
-    SAMPLE: {},
-    YUV420: to_yuv420(np.zeros((0, 0, 3), np.uint8)),
+    "pixels": np.zeros((0, 0, 3), np.uint8),
+    "sample": {},
+    "yuv420": to_yuv420(np.zeros((0, 0, 3), np.uint8)),
 }
 
 
@@ -92,9 +92,9 @@ class Converter:
                 boxes_xyxy=np.zeros((0, 4), np.float32), category_ids=np.zeros(0, np.int64)
             )
             return reader.name(i), UNREADABLE.get(settings.storage_format, b""), no_boxes
-        if settings.storage_format == JPEG:
+        if settings.storage_format == "jpeg":
             return reader.name(i), content, annotation
-        if settings.storage_format == SAMPLE:
+        if settings.storage_format == "sample":
             sample = Sample(
                 image_rgb=image_rgb,
                 annotation=annotation,
@@ -106,14 +106,14 @@ class Converter:
             return reader.name(i), arrays, annotation
         px = shorter_side_px(settings.storage_format, settings.input_px)
         smaller, annotation = scale(image_rgb, annotation, px)
-        if settings.storage_format in (SMALL, YUV420) and smaller is not image_rgb:
+        if settings.storage_format in ("small", "yuv420") and smaller is not image_rgb:
             # Random crops are drawn from it, and are then the same as of the original.
             annotation = replace(annotation, size_px=image_rgb.shape[1::-1])
-        if settings.storage_format == YUV420:
+        if settings.storage_format == "yuv420":
             return reader.name(i), to_yuv420(smaller), annotation
-        if settings.storage_format == SMALL and smaller is image_rgb:
+        if settings.storage_format == "small" and smaller is image_rgb:
             return reader.name(i), content, annotation  # it is small enough as it is
-        content = smaller if settings.storage_format == PIXELS else encode_jpeg(smaller)
+        content = smaller if settings.storage_format == "pixels" else encode_jpeg(smaller)
         return reader.name(i), content, annotation
 
     def _read(self, i: int) -> tuple[Content, Annotation, np.ndarray | None]:
@@ -126,7 +126,7 @@ class Converter:
                 f"data must be images that can be read, got {error.strerror or error} for "
                 f"{reader.where(i)}; make or download the data again"
             ) from error
-        if settings.storage_format == JPEG:
+        if settings.storage_format == "jpeg":
             return content, annotation, None
         try:
             return content, annotation, DECODERS[settings.decoder](content)
@@ -169,9 +169,9 @@ def about(settings: Settings, reader: Reader) -> dict[str, Any]:
         "source_hash": reader.data_hash,
         "boxes": reader.boxes,
     }
-    if settings.storage_format != JPEG:
+    if settings.storage_format != "jpeg":
         facts |= {"px": settings.input_px, "decoder": settings.decoder}
-    if settings.storage_format == SAMPLE:
+    if settings.storage_format == "sample":
         facts |= {"preprocessor": settings.preprocessor, "seed": settings.seed}
     return facts
 
@@ -301,7 +301,9 @@ def ensure_pack(
     reader, folder = converter.reader, to or stored_folder(settings)
     wanted = about(settings, reader)
     engine, _, master = engine.partition(":")
-    jobs = jobs or (1 if (engine, settings.storage_format) == ("local", JPEG) else hardware.cores())
+    jobs = jobs or (
+        1 if (engine, settings.storage_format) == ("local", "jpeg") else hardware.cores()
+    )
 
     def check() -> None:
         if cancel is not None and cancel.is_set():
@@ -413,7 +415,7 @@ def _is_there(
 def _image_bytes(converter: Converter) -> float:
     """Estimate the bytes of a stored image."""
     images = len(converter.reader)
-    if converter.settings.storage_format == JPEG:
+    if converter.settings.storage_format == "jpeg":
         return float(converter.reader.image_bytes.mean())
     tried = np.linspace(0, images - 1, min(8, images)).astype(int)
     return float(np.mean([len(encode(converter(int(i))[1])[0]) for i in tried]))

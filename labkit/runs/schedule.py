@@ -14,8 +14,9 @@ import random
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from labkit.analysis.thresholds import MIN_JUDGED_BLOCKS
 from labkit.records import OPERATION, AnyTrial, RunInfo
-from labkit.settings import MIN_JUDGED_BLOCKS, Mode
+from labkit.settings import Mode
 
 
 @dataclass(frozen=True, kw_only=True)

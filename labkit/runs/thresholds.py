@@ -1,13 +1,28 @@
-"""Thresholds of a run: what is proved, what is noted, and when a variant is dropped."""
+"""Thresholds of a run: what is checked, for how long, what is noted, when a variant is dropped."""
+
+# --- images that cannot be read -------------------------------------------------------------
+
+# Enough for calibration on any machine; more images are checked once the run knows how many it
+# takes, so that a large data set on a slow disk is not read in vain.
+FIRST_LOOK_IMAGES = 512
 
 # --- calibration ----------------------------------------------------------------------------
 
+# Long enough to choose how many images an epoch has.
+CALIBRATION_S = 1.2
+# The speeds of a roofline are multiples of this rate.
+LOADING_S = 2.4
 # How many times the mode's length an epoch may take, so that variants with many workers have a
 # steady rate: 3 × 8 batches of 8 images from a disk of 81 files/s take 2.4 s where quick mode has
 # 1.6 s.
 MAX_EPOCH_LENGTH_RATIO = 2.5
 # Epochs shorter than this share of the mode's length get a note.
 SHORT_EPOCH_SHARE = 0.9
+# Simulated GPU's speed / the reference's loading rate: the documents' 39 % need a device at least
+# 1.64 times as fast as the loader (EVIDENCE 2).
+TIMES_THE_REFERENCE = 2
+# A process loads for so long; all of them, for so long at most.
+CALIBRATION_PROCESS_S, LONGEST_CALIBRATION_S = 1.0, 30.0
 # Half the 95 % interval of the simulated GPU's mean speed, as a share of it: calibrating ends here.
 MAX_HALF_INTERVAL_SHARE = 0.05
 # An interval of fewer processes is often narrow by chance.
@@ -23,6 +38,8 @@ GPU_TRIES = 10
 
 # --- trials ---------------------------------------------------------------------------------
 
+# The first choices of cuDNN and of the allocator take so many steps.
+WARM_UP_STEPS = 3
 # A variant is dropped when it fails for the second time.
 FAILURES_BEFORE_DROPPED = 2
 # Disk requests per image: a file of a photograph's size takes one or two.  Throttled disks with

@@ -26,10 +26,9 @@ from labkit.pipeline import Pipeline, build
 from labkit.records import Epoch
 from labkit.resolve import label_samples
 from labkit.runs.ranks import Ranks
+from labkit.runs.thresholds import WARM_UP_STEPS
 from labkit.runs.timing import fingerprint_of, time_epoch
 from labkit.settings import Settings
-
-WARM_UP_STEPS = 3  # cuDNN's and the allocator's first choices
 
 
 def warm_up(pipeline: Pipeline) -> None:

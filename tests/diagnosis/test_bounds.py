@@ -9,7 +9,6 @@ from labkit.diagnosis.facts import Batch, Copies, Facts, Kind, Readings, Stage, 
 from labkit.diagnosis.probe import Made, stages_of
 from labkit.diagnosis.rules import conclude, propose
 from labkit.diagnosis.say import as_json, screen
-from labkit.diagnosis.thresholds import CONTENTION_SHARE, IDLE_CORES_SHARE, LEAST_CPU_RATIO
 from labkit.machine.cores import CoreLimits
 from tests.diagnosis.json_keys import undocumented
 
@@ -107,7 +106,7 @@ def test_what_loading_costs_has_one_name_in_bounds_text_and_json():
         ({"cpu_s": 0.08}, 0.08, 0.09),
         ({"cpu_s": 0.09, "own_cpu_s": 0.01}, 0.08, 0.09),
         ({"cpu_s": 0.08, "epochs": 2}, 0.04, 0.05),  # workers started meanwhile
-        ({"cpu_s": 0.0}, 0.04 * LEAST_CPU_RATIO, 0.01 + 0.04 * LEAST_CPU_RATIO),
+        ({"cpu_s": 0.0}, 0.004, 0.014),
     ],
 )
 def test_work_takes_the_cpu_time_that_it_takes_beside_other_workers(alone_as, cpu_s, wall_s):
@@ -135,7 +134,7 @@ def test_workers_hinder_each_other_for_as_long_as_no_resource_explains():
 
 
 def test_idle_cores_tell_workers_that_wait_for_each_other_from_those_that_wait_for_a_core():
-    more, less = IDLE_CORES_SHARE + 0.01, IDLE_CORES_SHARE - 0.01
+    more, less = 0.26, 0.24
     idle, busy = (facts(alone_as={"idle": share}) for share in (more, less))
     assert rows(idle)["workers wait for each other"] == pytest.approx(0.148)
     assert bottleneck(idle) == "workers wait for each other"
@@ -154,7 +153,7 @@ def test_idle_cores_tell_workers_that_wait_for_each_other_from_those_that_wait_f
                                             (0.98, "not explained")])  # fmt: skip
 def test_what_may_be_noise_is_not_blamed_on_other_workers(more, name):
     # Of 2 × 50 ms, a worker computes but for a share, and needs no time to hand over.
-    made_s = 0.1 * (1 - CONTENTION_SHARE * more)
+    made_s = 0.1 * (1 - 0.15 * more)
     probe = Stages(stages=(Stage(name="work", kind="transform", wall_s=made_s, cpu_s=made_s),))
     found = rows(facts(alone=(0.05,), alone_as={"cpu_s": made_s}, probe=probe, empty_s=0.0))
     assert found == pytest.approx({"work": made_s, name: 0.1 - made_s})
@@ -165,7 +164,7 @@ def test_batches_that_are_late_in_order_are_waited_for():
     late, usual = (Stages(stages=(WORK,), slowest=slowest) for slowest in (2.1, 1.9))
     assert "waiting for a late batch" in rows(facts(probe=late))
     assert "workers wait for each other" in rows(facts(probe=usual))
-    busy = facts(probe=late, alone_as={"queued_s": 0.001, "idle": IDLE_CORES_SHARE - 0.01})
+    busy = facts(probe=late, alone_as={"queued_s": 0.001, "idle": 0.24})
     assert "waiting for a late batch" not in rows(busy)
     # Others that wait for it read no more than one does.
     reads = Stages(stages=(READS,), slowest=2.1, fetched_per_s=10e6)

@@ -10,7 +10,6 @@ import torch
 
 from labkit.parts.devices import (
     DEVICES,
-    QUEUED_STEPS,
     CudaDevice,
     GpuSpeeds,
     SimulatedGpu,
@@ -68,7 +67,7 @@ def test_a_host_keeps_its_core_busy_while_it_waits_unless_it_sleeps(sleeps):
 
 def test_the_host_cannot_run_further_ahead_than_the_launch_queue():
     device, clock = make()
-    for _ in range(QUEUED_STEPS):
+    for _ in range(3):
         device.compute(1)
     assert clock.now() == 0.0
     device.compute(1)

@@ -759,7 +759,7 @@ def test_utilization_is_drawn_as_long_as_both_were_measured():
     axes = charts.utilization(summary).axes[0]
     (fast,) = (row for row in summary.rows if row.variant == "fast")
     fast_s = sum(epoch.epoch_s for trial in fast.of_epochs for epoch in trial.epochs)
-    assert axes.get_xlim() == (0, pytest.approx(fast_s, abs=charts.BIN_S))
+    assert axes.get_xlim() == (0, pytest.approx(fast_s, abs=0.25))
 
 
 def test_the_baseline_of_each_row_is_open_where_rows_have_several_marks():

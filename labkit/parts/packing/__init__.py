@@ -16,16 +16,7 @@ from pathlib import Path
 from labkit.contracts import Chosen, Reader
 from labkit.parts.packing.folder import open_folder, write_folder
 from labkit.parts.packing.formats import FORMATS
-from labkit.parts.packing.packs import (
-    JPEG,
-    PIXELS,
-    RESIZED,
-    SAMPLE,
-    SMALL,
-    YUV420,
-    open_pack,
-    write_pack,
-)
+from labkit.parts.packing.packs import open_pack, write_pack
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +29,7 @@ class Packing:
     write: Callable[..., None]
     """(samples, folder, *, images, about) writes (name, content, boxes) triples into an empty
     folder; see `packs.write_pack` for the arguments."""
-    stores: tuple[str, ...] = (JPEG, RESIZED, PIXELS, SAMPLE, SMALL, YUV420)
+    stores: tuple[str, ...] = ("jpeg", "resized", "pixels", "sample", "small", "yuv420")
     """What it can store of an image; see `packs`."""
 
     def why_not(self, chosen: Chosen) -> str:
@@ -53,7 +44,7 @@ class Packing:
 
 
 PACKINGS: dict[str, Packing] = {
-    "folder": Packing(open=open_folder, write=write_folder, stores=(JPEG, RESIZED)),
+    "folder": Packing(open=open_folder, write=write_folder, stores=("jpeg", "resized")),
     **{
         format.name: Packing(open=partial(open_pack, format), write=partial(write_pack, format))
         for format in FORMATS

@@ -34,15 +34,13 @@ PACK_SCHEMA = 2
 INDEX = "index.npz"
 AGAIN = "pack the data again"
 
-# What is stored of an image -> what a reader returns for it.
+# What is stored of an image (`Settings.storage_format`) -> what a reader returns for it.
 #   jpeg, resized   a JPEG file                       bytes
 #   pixels          (H, W, 3) uint8 RGB               array
 #   sample          a preprocessor's arrays by name   dict, in a record as safetensors
 #   small           a JPEG file for random crops      bytes
 #   yuv420          planes for random crops           Yuv420Image
 # Nothing is unpickled, as a pack may come from anyone.
-JPEG, RESIZED, PIXELS, SAMPLE = "jpeg", "resized", "pixels", "sample"
-SMALL, YUV420 = "small", "yuv420"
 
 
 def shorter_side_px(stored: str, input_px: int) -> int:
@@ -56,7 +54,7 @@ def shorter_side_px(stored: str, input_px: int) -> int:
         `input_px`; of what random crops are taken from, 8/7 of it: 256 for 224, the sides to which
         ImageNet's images are usually scaled.
     """
-    return -(-input_px * 8 // 7) if stored in (SMALL, YUV420) else input_px
+    return -(-input_px * 8 // 7) if stored in ("small", "yuv420") else input_px
 
 
 # --- records --------------------------------------------------------------------------------
@@ -87,12 +85,12 @@ def decode(record: Record, stored: str, height_width: np.ndarray) -> Content:
     Raises:
         ValueError: it is not such a record.
     """
-    if stored == PIXELS:
+    if stored == "pixels":
         height, width = map(int, height_width)
         return np.frombuffer(record, np.uint8).reshape(height, width, 3)
-    if stored == YUV420:
+    if stored == "yuv420":
         return Yuv420Image(np.frombuffer(record, np.uint8), *map(int, height_width))
-    if stored == SAMPLE:
+    if stored == "sample":
         load = _open_library("safetensors.numpy").load
         try:
             return load(bytes(record))

@@ -23,9 +23,6 @@ from labkit.parts.preprocessing.classification import (
     numbers,
 )
 
-# Of the sides of a crop, whose logarithm is drawn.
-LOG_RATIOS = float(np.log(3 / 4)), float(np.log(4 / 3))
-
 
 def draw_crop(
     key: tuple[int, int, int], width: int, height: int
@@ -50,7 +47,7 @@ def draw_crop(
     flipped = bool(rng.random() < 0.5)
     for _ in range(10):
         area = width * height * rng.uniform(0.08, 1)
-        ratio = np.exp(rng.uniform(*LOG_RATIOS))
+        ratio = np.exp(rng.uniform(np.log(3 / 4), np.log(4 / 3)))
         wide, high = round(np.sqrt(area * ratio)), round(np.sqrt(area / ratio))
         if 0 < wide <= width and 0 < high <= height:
             left, top = rng.integers(width - wide + 1), rng.integers(height - high + 1)

@@ -31,7 +31,7 @@ import numpy as np
 
 from labkit.contracts import Annotation, Chosen, Reader, Skip
 from labkit.machine.helper import Helper
-from labkit.machine.late_server import FILES, PROGRAM, SOON, SOON_S, ZEROS
+from labkit.machine.late_server import PROGRAM, SOON_S
 from labkit.parts.storage import cache_state
 from labkit.parts.storage.disks import Rate, measure_together
 from labkit.parts.storage.folder import Storage, WrappedReader, copy_in
@@ -91,7 +91,7 @@ class Distance(Storage):
 
     def pieces(self, number: int, file: Path) -> Iterator[bytes]:
         """Fetch a file that is to be copied here; see `Storage.pieces`."""
-        return fetch(self.address, f"{FILES}/{number}")
+        return fetch(self.address, f"files/{number}")
 
     def measure(
         self,
@@ -106,7 +106,7 @@ class Distance(Storage):
         trips = min(max(int(seconds / self.rtt_s), 8), 200) if self.rtt_s else 200
         try:
             # The median: what another program takes of one trip is not the distance's doing.
-            trip_s = _trip_s(self.address, f"{ZEROS}/0", trips)
+            trip_s = _trip_s(self.address, "zeros/0", trips)
             together = {n: self._bytes_per_s(n, start_method, seconds) for n in (1, 4)}
         except OSError as error:
             raise Skip(f"the distance's server does not answer: {error}") from error
@@ -131,7 +131,7 @@ class Distance(Storage):
 
     def _bytes_per_s(self, readers: int, start_method: str, seconds: float) -> float:
         size_bytes = max(1, round(self.bytes_per_s * seconds / readers))
-        asked = [(self.address, f"{ZEROS}/{size_bytes}")] * readers
+        asked = [(self.address, f"zeros/{size_bytes}")] * readers
         starts_s, ends_s = zip(*measure_together(_time_span, asked, start_method))
         # A new connection's two round trips are not the link's.
         took_s = max(ends_s) - min(starts_s) - 2 * self.rtt_s
@@ -237,7 +237,7 @@ class RemoteReader(WrappedReader):
     def read(self, i: int) -> tuple[bytes, Annotation]:
         """Fetch one file and add its boxes."""
         try:
-            jpeg = b"".join(fetch(self.address, f"{FILES}/{i}"))
+            jpeg = b"".join(fetch(self.address, f"files/{i}"))
         except OSError as error:
             raise OSError(
                 f"{self.where(i)} must be given by the distance's server, got {error}"
@@ -292,4 +292,4 @@ def _trip_s(address: str, path: str, trips: int) -> float:
 
 def _own_s(address: str) -> float:
     """Measure what a request takes here beyond its wait: the loopback, and late awakenings."""
-    return max(0.0, _trip_s(address, SOON, 50) - SOON_S)
+    return max(0.0, _trip_s(address, "soon", 50) - SOON_S)

@@ -7,7 +7,7 @@ Importing this package does not import torch.
 
 from __future__ import annotations
 
-from labkit.parts.training.loss import LOSSES, VECTORIZED, Loss
+from labkit.parts.training.loss import LOSSES, Loss
 from labkit.parts.training.step import STEPS, Step, StepPart, label, repeated
 
-__all__ = ["LOSSES", "STEPS", "VECTORIZED", "Loss", "Step", "StepPart", "label", "repeated"]
+__all__ = ["LOSSES", "STEPS", "Loss", "Step", "StepPart", "label", "repeated"]

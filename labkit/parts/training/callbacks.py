@@ -31,8 +31,6 @@ from labkit.settings import Settings
 if TYPE_CHECKING:
     import torch
 
-CHECKPOINT = ".labkit-checkpoint.pth"
-
 
 @dataclass(frozen=True, kw_only=True)
 class Callback:
@@ -147,7 +145,7 @@ def _reports(settings: Settings, loss: Callable[[], float | None], stack: ExitSt
 def _checkpoints(
     settings: Settings, step: Step, wait: Callable[[], None], stack: ExitStack
 ) -> Callback:
-    path = checkpoint_folder(settings.checkpoint_to) / CHECKPOINT
+    path = checkpoint_folder(settings.checkpoint_to) / ".labkit-checkpoint.pth"
     stack.callback(path.unlink, missing_ok=True)
     writer = CHECKPOINT_WRITERS[settings.checkpoint_writer](path)
     stack.callback(writer.close)

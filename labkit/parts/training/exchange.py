@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 LINK = re.compile(r"([1-9]\d{0,5})mbit")
 DATA_PARALLEL = re.compile(r"data_parallel_([2-9])")
-ALL_REDUCE, NOOP, NO_SYNC = "all_reduce", "noop", "no_sync"
 
 
 def check_exchange(name: str) -> None:
@@ -41,7 +40,7 @@ def check_exchange(name: str) -> None:
         ValueError: the message lists the choices.
     """
     if not LINK.fullmatch(name) and not DATA_PARALLEL.fullmatch(name):
-        known = (ALL_REDUCE, NOOP, NO_SYNC, "<n>mbit, as 100mbit", "data_parallel_2")
+        known = ("all_reduce", "noop", "no_sync", "<n>mbit, as 100mbit", "data_parallel_2")
         pick(dict.fromkeys(known), name, "exchange")
 
 
@@ -58,14 +57,14 @@ def why_not(chosen: Chosen) -> str:
         ValueError: several ranks where one process works for all GPUs.
     """
     settings, device = chosen.settings, chosen.device
-    if settings.exchange != ALL_REDUCE and device.is_simulated:
+    if settings.exchange != "all_reduce" and device.is_simulated:
         return (
-            f"exchange must be {ALL_REDUCE} on the simulated GPU, which has no gradients, got "
+            f"exchange must be all_reduce on the simulated GPU, which has no gradients, got "
             f"{settings.exchange!r}; choose device cpu or cuda"
         )
     if LINK.fullmatch(settings.exchange) and device.is_cuda:
         return (
-            f"exchange must be {ALL_REDUCE}, {NOOP} or {NO_SYNC} on device cuda, where no link "
+            f"exchange must be all_reduce, noop or no_sync on device cuda, where no link "
             f"is simulated, got {settings.exchange!r}"
         )
     is_data_parallel = DATA_PARALLEL.fullmatch(settings.exchange)
@@ -133,9 +132,9 @@ def distribute(model: torch.nn.Module, settings: Settings) -> torch.nn.Module:
     if settings.ranks == 1:
         return model
     wrapped = torch.nn.parallel.DistributedDataParallel(model, broadcast_buffers=False)
-    if settings.exchange == NO_SYNC:
+    if settings.exchange == "no_sync":
         wrapped.require_backward_grad_sync = False  # as inside wrapped.no_sync()
-    elif settings.exchange == NOOP:
+    elif settings.exchange == "noop":
         from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
 
         wrapped.register_comm_hook(None, noop_hook)
@@ -216,7 +215,7 @@ def label(settings: Settings) -> dict[str, str]:
     if settings.is_on_simulated_gpu or settings.step == "nothing":
         simulated = ", each with a simulated GPU" * (settings.is_on_simulated_gpu)
         return {"ranks": f"{ranks}{simulated}, no gradients exchanged"}
-    if settings.exchange in (NOOP, NO_SYNC):
+    if settings.exchange in ("noop", "no_sync"):
         return {"ranks": f"{ranks}, no gradients exchanged ({settings.exchange})"}
     by = "NCCL" if settings.device == "cuda" else "gloo"
     return {"ranks": f"{ranks}, gradients exchanged by {by}, not buffers"}

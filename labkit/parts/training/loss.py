@@ -25,7 +25,6 @@ from labkit.contracts import Chosen, Part
 if TYPE_CHECKING:
     import torch
 
-VECTORIZED = "vectorized"
 SIZE_WEIGHT = 0.1  # the offsets' is 1: sizes, in cells too, are tens of times larger
 
 
@@ -116,16 +115,16 @@ class Loss(Part):
     def why_not(self, chosen: Chosen) -> str:
         """Refuse a loss that has no boxes, or that a simulated GPU cannot compute; see `Part`."""
         settings = chosen.settings
-        if settings.loss == VECTORIZED or chosen.step.trains_nothing:
+        if settings.loss == "vectorized" or chosen.step.trains_nothing:
             return ""
         if chosen.preprocessor.batch != "detector":
             raise ValueError(
-                f"loss must be {VECTORIZED} for the preprocessor {settings.preprocessor}, whose "
+                f"loss must be vectorized for the preprocessor {settings.preprocessor}, whose "
                 f"batches have no boxes, got {settings.loss!r}; choose a detector's preprocessor, "
                 "such as on_device"
             )
         if chosen.step.is_simulated and not self.loops:
-            known = (VECTORIZED, *chosen.names("loss", lambda each: each.loops))
+            known = ("vectorized", *chosen.names("loss", lambda each: each.loops))
             raise ValueError(
                 f"loss must be {', '.join(known)} on the simulated GPU, got {settings.loss!r}; "
                 "choose device cpu or cuda for one of your own"
@@ -134,7 +133,7 @@ class Loss(Part):
 
 
 LOSSES: dict[str, Callable[..., torch.Tensor]] = {
-    VECTORIZED: detector_loss,
+    "vectorized": detector_loss,
     "loops": Loss(loop_loss, loops=True),
     "loops_sync": Loss(partial(loop_loss, reads_each=True), loops=True),
     "threads": Loss(partial(loop_loss, in_threads=True), loops=True),

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from labkit.batches import CLASSES
 from labkit.contracts import Chosen, Device, Part, as_part
 from labkit.parts.training.exchange import distribute
-from labkit.parts.training.loss import LOSSES, VECTORIZED, host_loss, mask_of
+from labkit.parts.training.loss import LOSSES, host_loss, mask_of
 from labkit.settings import Settings
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def timed(settings: Settings, device: Device) -> Step:
     import torch
 
     work = None
-    if settings.loss != VECTORIZED:
+    if settings.loss != "vectorized":
         loss_of = partial(LOSSES[settings.loss], wait=device.synchronize)
         work = host_loss(loss_of, settings.batch_size, settings.seed)
 
@@ -204,7 +204,7 @@ STEPS: dict[str, Callable[[Settings, Device], Step]] = {
 def label(settings: Settings) -> dict[str, str]:
     """Return the row's labels of a simulated loss, of a precision, and of a compiled model."""
     labels, step = {}, as_part(StepPart, STEPS.get(settings.step))
-    if settings.loss != VECTORIZED and step.is_simulated:
+    if settings.loss != "vectorized" and step.is_simulated:
         labels["loss"] = "in loops, the host's cost only"
     if settings.precision == "amp":
         dtype = str(_amp_dtype(settings.device)).removeprefix("torch.")

@@ -18,7 +18,7 @@ import torch
 
 from labkit.contracts import Annotation, Skip
 from labkit.files import whole_folder
-from labkit.parts.packing import JPEG, PACKINGS, PIXELS, SAMPLE, YUV420
+from labkit.parts.packing import PACKINGS
 from labkit.parts.packing.manifest import MANIFEST, read_manifest, sha256
 from labkit.parts.packing.yuv420 import Yuv420Image, to_yuv420
 from tests.processes import PATIENCE_S
@@ -33,11 +33,11 @@ EVERY = [(name, kind) for name, packing in PACKINGS.items() for kind in packing.
 
 def content(stored, rng, height, width):
     pixels = rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
-    if stored == PIXELS:
+    if stored == "pixels":
         return pixels
-    if stored == YUV420:
+    if stored == "yuv420":
         return to_yuv420(pixels)
-    if stored == SAMPLE:
+    if stored == "sample":
         return {
             "image": np.float32(pixels).transpose(2, 0, 1),  # not in C order
             "none_ragged": np.empty((0, 5), np.float32),
@@ -46,7 +46,7 @@ def content(stored, rng, height, width):
     return cv2.imencode(".jpg", pixels)[1].tobytes()
 
 
-def some_samples(stored=JPEG, count=6):
+def some_samples(stored="jpeg", count=6):
     """Images of different sizes, with 0 to 3 boxes and awkward names."""
     rng = np.random.default_rng(0)
     samples = []
@@ -61,7 +61,7 @@ def some_samples(stored=JPEG, count=6):
     return samples
 
 
-def write(packing, folder, samples, stored=JPEG):
+def write(packing, folder, samples, stored="jpeg"):
     """Write a list of samples, and open them."""
     about = {"stored": stored, "source_hash": "abc", "boxes": "coco"}
     with whole_folder(folder) as part:
@@ -137,8 +137,8 @@ def test_a_pack_of_an_earlier_version_knows_no_originals(tmp_path):
 
 
 def test_a_mapped_record_can_be_used_after_its_pack_was_closed(tmp_path):
-    samples = some_samples(YUV420)
-    reader = write("mapped", tmp_path / "data", samples, YUV420)
+    samples = some_samples("yuv420")
+    reader = write("mapped", tmp_path / "data", samples, "yuv420")
     image, _ = reader.read(3)
     assert isinstance(image.planes.base.obj, mmap.mmap)  # no copy
     reader.close()
@@ -226,8 +226,8 @@ def test_another_packing_is_named_with_what_makes_this_one(tmp_path):
 
 @pytest.mark.parametrize(
     ("module", "packing", "stored"),
-    [("h5py", "hdf5", JPEG), ("lmdb", "lmdb", JPEG), ("crc32c", "tfrecord", JPEG),
-     ("safetensors.numpy", "raw", SAMPLE)],
+    [("h5py", "hdf5", "jpeg"), ("lmdb", "lmdb", "jpeg"), ("crc32c", "tfrecord", "jpeg"),
+     ("safetensors.numpy", "raw", "sample")],
 )  # fmt: skip
 def test_a_library_that_is_not_installed_is_a_skip_with_the_line_that_installs_it(
     module, packing, stored, tmp_path, monkeypatch

@@ -15,7 +15,6 @@ from labkit.contracts import Skip
 from labkit.parts.devices import CpuDevice, SimulatedGpu
 from labkit.parts.training import STEPS
 from labkit.parts.training.callbacks import (
-    CHECKPOINT,
     METRICS,
     Callback,
     Callbacks,
@@ -104,7 +103,7 @@ def test_checkpoints_hold_the_step_and_are_gone_afterwards(tmp_path, writer):
         for _ in range(5):
             callbacks.after_step(BATCH)
         callbacks.finish()
-        saved = torch.load(tmp_path / CHECKPOINT, weights_only=True)
+        saved = torch.load(tmp_path / ".labkit-checkpoint.pth", weights_only=True)
         assert saved["step"] == 4
         momenta = saved["optimizer"]["state"]
         weights = [weight for name, weight in saved["model"].items() if "running" not in name]
