@@ -34,7 +34,6 @@ from labkit.diagnosis.facts import Stretch
 from labkit.diagnosis.gpu import Host
 from labkit.diagnosis.thresholds import (
     BLOCKS,
-    FEWEST_BLOCKS,
     FEWEST_STRETCH_STEPS,
     FILLING_S,
     LONGEST_STRETCH_S,
