@@ -23,6 +23,7 @@ from labkit.machine import gpu, hardware
 from labkit.machine.clock import utc_now
 from labkit.parts.devices import DevicePart
 from labkit.parts.packing.manifest import read_manifest
+from labkit.parts.storage.slow_disk import why_not_throttled
 from labkit.photos.make import make_photos
 from labkit.records import (
     KINDS,
@@ -47,7 +48,6 @@ from labkit.runs.active_run import NO_BASELINE
 from labkit.runs.calibrated_device import is_calibrated, read_devices
 from labkit.runs.experiment import Experiment, Variant
 from labkit.runs.schedule import check_blocks
-from labkit.runs.staging import why_not_throttled
 from labkit.runs.store import StoredRun
 from labkit.settings import CORRECTED, MODES, Settings, pick
 
