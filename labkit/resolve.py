@@ -77,6 +77,7 @@ PART_TYPES: dict[str, type[Part]] = {
     "step": StepPart,
     "loss": Loss,
     "metrics": Metrics,
+    "progress_bar": Part,
 }
 
 
@@ -194,6 +195,16 @@ def find_part(kind: type[AnyPart], name: str | None) -> AnyPart:
     """
     setting = next(setting for setting, known in PART_TYPES.items() if known is kind)
     return as_part(kind, TABLES[setting].get(name))
+
+
+def libraries_of(settings: Mapping[str, Any]) -> set[str]:
+    """Return the libraries that a variant's parts work with; see `contracts.Part.library`.
+
+    Args:
+        settings: by name, as a run of any version has them.
+    """
+    parts = [find_part(kind, settings.get(name)) for name, kind in PART_TYPES.items()]
+    return {part.library for part in parts if part.library}
 
 
 def find_gpu_speeds(settings: Settings) -> GpuSpeeds:
