@@ -184,6 +184,10 @@ class Reader(Protocol):
         """Whether labkit made it, with a manifest.json of every file."""
 
     @property
+    def kind(self) -> str:
+        """The data in words, as manifest.json has them; "" where it has none."""
+
+    @property
     def data_hash(self) -> str:
         """SHA-256 of manifest.json in hex; without one, "sizes:" and that of names and sizes."""
 

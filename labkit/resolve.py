@@ -65,6 +65,12 @@ TABLES: dict[str, dict] = {
     "metrics": METRICS,
     "progress_bar": PROGRESS,
 }
+# Setting -> what refuses a name that it cannot have, where a name may hold a number or a path.
+NAME_CHECKS: dict[str, Callable[[str], None]] = {
+    "checkpoint_to": check_folder_name,
+    "report_to": check_sink,
+    "exchange": exchange.check_exchange,
+}
 BUILT_IN = {name: dict(table) for name, table in TABLES.items()}
 # Setting -> the type of its parts, where others need more of them than the function.
 PART_TYPES: dict[str, type[Part]] = {
@@ -149,7 +155,7 @@ def resolve(settings: Settings, *, cuda: Callable[[], CudaState] | None = None) 
         ValueError: a name that no table has, or parts that do not fit together.
         Skip: the parts exist and fit, but this machine lacks what they need.
     """
-    _check_names(settings)
+    check_names(vars(settings))
     folder = stored_folder(settings)
     parts = Resolved(
         settings=settings,
@@ -220,15 +226,22 @@ def find_gpu_speeds(settings: Settings) -> GpuSpeeds:
     )
 
 
-def _check_names(settings: Settings) -> None:
-    for setting, table in TABLES.items():
-        value = getattr(settings, setting)
-        # `locate` knows folders, too; the speed of a GPU may be a number.
-        if setting != "storage" and isinstance(value, str):
-            pick(table, value, setting)
-    check_folder_name(settings.checkpoint_to)
-    check_sink(settings.report_to)
-    exchange.check_exchange(settings.exchange)
+def check_names(settings: Mapping[str, Any]) -> None:
+    """Refuse names that a setting cannot have; `locate` refuses those of storages.
+
+    Args:
+        settings: by name; values that are no names are left alone.
+
+    Raises:
+        ValueError: the message lists the choices.
+    """
+    for setting, value in settings.items():
+        if not isinstance(value, str) or setting == "storage":
+            continue
+        if setting in TABLES:
+            pick(TABLES[setting], value, setting)
+        elif setting in NAME_CHECKS:
+            NAME_CHECKS[setting](value)
 
 
 def complete_here(settings: Settings) -> Settings:
@@ -408,3 +421,12 @@ def open_data(settings: Settings, cancel: threading.Event | None = None) -> Read
         Skip: it is stored in a way that this machine cannot read.
     """
     return open_reader(original(settings).packing, download(settings.data, cancel=cancel))
+
+
+def reopen_data(settings: Settings, cancel: threading.Event | None = None) -> Reader:
+    """Open the data as it is now; as `open_data`.
+
+    A notebook's process lives long, and its data may have changed since it was opened.
+    """
+    open_reader.cache_clear()
+    return open_data(settings, cancel)
