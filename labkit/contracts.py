@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -71,6 +71,9 @@ class Part:
     """
 
     function: Callable[..., Any]
+    library: str = field(default="", kw_only=True)
+    """The library that does the work, by its name in `records.Provenance.versions`; "" where none
+    but torch and labkit's own code does."""
 
     def __call__(self, *args: Any, **how: Any) -> Any:
         """Call the function."""
@@ -179,6 +182,10 @@ class Reader(Protocol):
     @property
     def has_manifest(self) -> bool:
         """Whether labkit made it, with a manifest.json of every file."""
+
+    @property
+    def kind(self) -> str:
+        """The data in words, as manifest.json has them; "" where it has none."""
 
     @property
     def data_hash(self) -> str:

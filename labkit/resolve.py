@@ -56,6 +56,12 @@ TABLES: dict[str, dict] = {
     "metrics": METRICS,
     "progress_bar": PROGRESS,
 }
+# Setting -> what refuses a name that it cannot have, where a name may hold a number or a path.
+NAME_CHECKS: dict[str, Callable[[str], None]] = {
+    "checkpoint_to": check_folder_name,
+    "report_to": check_sink,
+    "exchange": exchange.check_exchange,
+}
 BUILT_IN = {name: dict(table) for name, table in TABLES.items()}
 # Setting -> the type of its parts, where others need more of them than the function.
 PART_TYPES: dict[str, type[Part]] = {
@@ -68,6 +74,7 @@ PART_TYPES: dict[str, type[Part]] = {
     "step": StepPart,
     "loss": Loss,
     "metrics": Metrics,
+    "progress_bar": Part,
 }
 
 
@@ -139,7 +146,7 @@ def resolve(settings: Settings, *, cuda: Callable[[], CudaState] | None = None) 
         ValueError: a name that no table has, or parts that do not fit together.
         Skip: the parts exist and fit, but this machine lacks what they need.
     """
-    _check_names(settings)
+    check_names(vars(settings))
     folder = stored_folder(settings)
     parts = Resolved(
         settings=settings,
@@ -187,6 +194,16 @@ def find_part(kind: type[AnyPart], name: str | None) -> AnyPart:
     return as_part(kind, TABLES[setting].get(name))
 
 
+def libraries_of(settings: Mapping[str, Any]) -> set[str]:
+    """Return the libraries that a variant's parts work with; see `contracts.Part.library`.
+
+    Args:
+        settings: by name, as a run of any version has them.
+    """
+    parts = [find_part(kind, settings.get(name)) for name, kind in PART_TYPES.items()]
+    return {part.library for part in parts if part.library}
+
+
 def find_gpu_speeds(settings: Settings) -> GpuSpeeds:
     """Return the speed of the simulated GPU."""
     given = settings.gpu_images_per_s
@@ -200,15 +217,22 @@ def find_gpu_speeds(settings: Settings) -> GpuSpeeds:
     )
 
 
-def _check_names(settings: Settings) -> None:
-    for setting, table in TABLES.items():
-        value = getattr(settings, setting)
-        # `locate` knows folders, too; the speed of a GPU may be a number.
-        if setting != "storage" and isinstance(value, str):
-            pick(table, value, setting)
-    check_folder_name(settings.checkpoint_to)
-    check_sink(settings.report_to)
-    exchange.check_exchange(settings.exchange)
+def check_names(settings: Mapping[str, Any]) -> None:
+    """Refuse names that a setting cannot have; `locate` refuses those of storages.
+
+    Args:
+        settings: by name; values that are no names are left alone.
+
+    Raises:
+        ValueError: the message lists the choices.
+    """
+    for setting, value in settings.items():
+        if not isinstance(value, str) or setting == "storage":
+            continue
+        if setting in TABLES:
+            pick(TABLES[setting], value, setting)
+        elif setting in NAME_CHECKS:
+            NAME_CHECKS[setting](value)
 
 
 def complete_here(settings: Settings) -> Settings:
@@ -388,3 +412,12 @@ def open_data(settings: Settings, cancel: threading.Event | None = None) -> Read
         Skip: it is stored in a way that this machine cannot read.
     """
     return open_reader(original(settings).packing, download(settings.data, cancel=cancel))
+
+
+def reopen_data(settings: Settings, cancel: threading.Event | None = None) -> Reader:
+    """Open the data as it is now; as `open_data`.
+
+    A notebook's process lives long, and its data may have changed since it was opened.
+    """
+    open_reader.cache_clear()
+    return open_data(settings, cancel)

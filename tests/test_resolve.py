@@ -149,6 +149,12 @@ def test_a_bare_function_is_a_part_with_the_defaults_and_so_is_an_unknown_name(
     assert find_part(kind, "of another version") == find_part(kind, None) == kind(None)
 
 
+@pytest.mark.parametrize("setting", PART_TYPES)
+def test_the_library_of_a_part_is_one_whose_version_is_recorded(setting):
+    parts = [find_part(PART_TYPES[setting], name) for name in TABLES[setting]]
+    assert {part.library for part in parts} <= {"", *hardware.LIBRARIES}
+
+
 def test_a_part_of_the_users_own_says_itself_why_it_cannot_be_used(monkeypatch):
     class Careful(PART_TYPES["decoder"]):
         def why_not(self, chosen):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -62,17 +62,27 @@ def count_samples(batch: Any, size: int | None) -> int:
         size: the loader's batch size; it decides where batches are lists of samples, and no batch
             has more.
     """
-    parts = batch.values() if isinstance(batch, Mapping) else batch
-    parts = parts if isinstance(batch, Mapping | list | tuple) else ()
-    lengths = [len(part) for part in parts if _is_long(part)][:1]
-    lengths += [len(batch)] if _is_long(batch) else []
+    # For every batch of a training that is watched: whether something is a `Mapping` takes long.
+    length = _length(batch)
+    parts: Iterable[Any] = ()
+    if isinstance(batch, (list, tuple)):
+        parts = batch
+    elif length is None and isinstance(batch, Mapping):
+        parts = batch.values()
+    lengths = [each for each in map(_length, parts) if each is not None][:1]
+    if length is not None:
+        lengths.append(length)
     if size and (not lengths or size in lengths or lengths[0] > size):
         return size
-    return [*lengths, 0][0]
+    return lengths[0] if lengths else 0
 
 
-def _is_long(part: object) -> bool:
-    return isinstance(part, list | tuple) or bool(getattr(part, "ndim", 0))
+def _length(part: Any) -> int | None:
+    """Return the length of a list or an array; None of what has none."""
+    if isinstance(part, (list, tuple)):
+        return len(part)
+    # `len` of a tensor is Python code.
+    return part.shape[0] if getattr(part, "ndim", 0) else None
 
 
 def copy_batch(batch: object) -> object:

@@ -11,7 +11,6 @@ which libraries compile, and the batches that were loaded meanwhile.
 
 from __future__ import annotations
 
-import copy
 import math
 import statistics
 from collections import Counter, deque
@@ -231,7 +230,9 @@ class Loops:
 
     def add(self, event: Event) -> None:
         """Account for an event."""
-        thread = self._threads.setdefault(event.thread, _Thread())
+        thread = self._threads.get(event.thread)
+        if thread is None:
+            thread = self._threads[event.thread] = _Thread()
         getattr(self, f"_{event.kind}")(thread, event)
 
     # --- what a thread does
@@ -263,7 +264,7 @@ class Loops:
         loop.wait_s += wait_s
         if loop.drawn == 0:
             loop.starts_s += wait_s
-        loop.bins[math.floor(math.log(max(wait_s, 1e-6)) / math.log(BIN))] += 1
+        loop.bins[math.floor(math.log(max(wait_s, 1e-6), BIN))] += 1
         loop.waits.append(wait_s if loop.drawn else 0.0)
         loop.drawn += 1
         loop.pending_images = event.samples
@@ -375,13 +376,15 @@ class Loops:
     def phases(self, now_s: float) -> Phases:
         """Return the phases of the run until now."""
         trainer = self.trainer()
-        thread = copy.deepcopy(self._threads[trainer]) if trainer is not None else _Thread()
-        thread.advance(max(now_s, thread.until_s or now_s))
+        thread = self._threads[trainer] if trainer is not None else _Thread()
+        # All time until now is the last loop's, or is outside of loops.
+        since_s = 0.0 if thread.until_s is None else max(0.0, now_s - thread.until_s)
+        outside_s = thread.outside_s + (0.0 if thread.open else since_s)
         for loop in thread.open:
             # The step that goes on does not count; time that no step takes is outside of it.
             if loop.pending_images is not None and loop.lengths:
-                rest_s = loop.pending_s - statistics.median(loop.lengths)
-                thread.outside_s += max(0.0, rest_s)
+                pending_s = loop.pending_s + (since_s if loop is thread.open[-1] else 0.0)
+                outside_s += max(0.0, pending_s - statistics.median(loop.lengths))
         trains = bool(thread.marks)
         loops = list(thread.loops.values())
         mine = [loop for loop in loops if loop.loader.is_training]
@@ -399,7 +402,7 @@ class Loops:
         return Phases(
             training=Phase() if unseen else training,
             validation=_phase(others),
-            outside_s=thread.outside_s if thread.is_steady else 0.0,
+            outside_s=outside_s if thread.is_steady else 0.0,
             batches_per_update=thread.update_batches / thread.updates if thread.updates else None,
             unseen=unseen,
             trains=trains,

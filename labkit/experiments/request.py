@@ -15,7 +15,7 @@ from labkit import units
 from labkit.experiments import catalog
 from labkit.experiments.device_speeds import at_several_speeds, over_device_speeds
 from labkit.records import EPOCHS, RunInfo
-from labkit.resolve import TABLES, complete_here
+from labkit.resolve import check_names, complete_here
 from labkit.runs.calibrated_device import is_calibrated
 from labkit.runs.experiment import Experiment, Variant
 from labkit.settings import CORRECTED, MODES, pick, read_changes, with_new_names, with_settings
@@ -274,9 +274,7 @@ def variant_like(experiment: Experiment, text: str) -> Variant:
         )
     changed = text.removeprefix(f"{named}, ") if named else text
     changes = read_changes(changed)
-    for name, value in changes.items():
-        if name in TABLES and name != "storage":  # which may be a medium of labkit.toml
-            pick(dict(TABLES[name]), value, name)
+    check_names(changes)
     like = experiment.variants[named or experiment.baseline]
     return replace(
         like,

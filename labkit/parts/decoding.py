@@ -205,13 +205,13 @@ class Decoder(Part):
 
 
 DECODERS: dict[str, Callable[..., np.ndarray]] = {
-    "opencv": decode_opencv,
-    "pillow": Decoder(decode_pillow, makes_pillow_image=True),
-    "simplejpeg": decode_simplejpeg,
-    "simplejpeg_scaled": Decoder(decode_simplejpeg, scaled=True),
-    "kornia_rs": decode_kornia_rs,
-    "torchcodec": decode_torchcodec,
-    "torchvision": decode_torchvision,
+    "opencv": Decoder(decode_opencv, library="opencv"),
+    "pillow": Decoder(decode_pillow, library="pillow", makes_pillow_image=True),
+    "simplejpeg": Decoder(decode_simplejpeg, library="simplejpeg"),
+    "simplejpeg_scaled": Decoder(decode_simplejpeg, library="simplejpeg", scaled=True),
+    "kornia_rs": Decoder(decode_kornia_rs, library="kornia_rs"),
+    "torchcodec": Decoder(decode_torchcodec, library="torchcodec"),
+    "torchvision": Decoder(decode_torchvision, library="torchvision"),
 }
 
 

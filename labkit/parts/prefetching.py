@@ -161,9 +161,13 @@ class Prefetcher(Part):
 
 PREFETCHERS: dict[str, Prefetch] = {
     "none": fetch_plainly,
-    "prefetch_generator": fetch_in_thread,
+    "prefetch_generator": Prefetcher(fetch_in_thread, library="prefetch_generator"),
     "data_prefetcher": Prefetcher(fetch_on_side_stream, needs_streams=True),
-    "both": Prefetcher(partial(fetch_in_thread, fetch=fetch_on_side_stream), needs_streams=True),
+    "both": Prefetcher(
+        partial(fetch_in_thread, fetch=fetch_on_side_stream),
+        library="prefetch_generator",
+        needs_streams=True,
+    ),
     "data_prefetcher_step_first": Prefetcher(
         partial(fetch_on_side_stream, step_first=True), needs_streams=True
     ),

@@ -26,6 +26,7 @@ from labkit.machine import hardware
 from labkit.parts.devices import FREE_LOADER_MIN_AU
 from labkit.parts.storage.disks import MAX_ERROR_SHARE
 from labkit.records import EPOCHS, ROOFLINE, UNKNOWN, ProvedRates, Provenance, RunInfo
+from labkit.resolve import libraries_of
 from labkit.runs.store import StoredRun, readable_reason
 from labkit.settings import CORRECTED, MODES
 
@@ -326,16 +327,13 @@ def revision(provenance: Provenance) -> str:
 
 
 def _versions(info: RunInfo) -> list[str]:
-    """Return the versions of torch and of the libraries that a variant's settings name."""
-    settings = [*map(info.settings_of, info.variants), *info.tasks.values()]
-    named = {value for chosen in settings for value in chosen.values() if isinstance(value, str)}
-    # A library's scaled decoder, DALI on the CPU, and tf.data in all its ways.
-    named |= {value.removesuffix("_scaled").removesuffix("_cpu") for value in named}
-    named |= {"tensorflow" for value in named if value.startswith("tf_data")}
+    """Return the versions of torch and of the libraries that the variants work with."""
+    used = {"torch", *(task.get("library") for task in info.tasks.values())}
+    used = used.union(*(libraries_of(info.settings_of(label)) for label in info.variants))
     return [
         f"{name} {version}"
         for name, version in info.provenance.versions.items()
-        if name in {"torch", *named} and version != UNKNOWN
+        if name in used and version != UNKNOWN
     ]
 
 

@@ -14,7 +14,7 @@ import secrets
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from labkit import pipeline
@@ -22,7 +22,7 @@ from labkit.contracts import Reader, Skip
 from labkit.machine import gpu, hardware
 from labkit.machine.clock import utc_now
 from labkit.parts.devices import DevicePart
-from labkit.parts.packing.manifest import read_manifest
+from labkit.parts.storage.slow_disk import why_not_throttled
 from labkit.photos.make import make_photos
 from labkit.records import (
     KINDS,
@@ -38,16 +38,14 @@ from labkit.resolve import (
     complete_here,
     find_part,
     gather_facts,
-    open_data,
-    open_reader,
     own_parts,
+    reopen_data,
     resolve,
 )
 from labkit.runs.active_run import NO_BASELINE
 from labkit.runs.calibrated_device import is_calibrated, read_devices
-from labkit.runs.experiment import Experiment, Variant
+from labkit.runs.experiment import Experiment
 from labkit.runs.schedule import check_blocks
-from labkit.runs.staging import why_not_throttled
 from labkit.runs.store import StoredRun
 from labkit.settings import CORRECTED, MODES, Settings, pick
 
@@ -84,26 +82,27 @@ def check_run(
     chosen = pick(MODES, mode, "mode")
     request = {**(experiment.request or {}), "mode": mode, "blocks": blocks}
     blocks = check_blocks(chosen, blocks, experiment.kind)
+    measured = experiment.measured(in_full=chosen.judged)
+    experiment = replace(experiment, variants=measured).change(complete_here)
+    groups = experiment.grouped(measured)
+    baselines = [experiment.baseline, *groups.get("baselines", {}).values()]
+    _check_equal_work(experiment.settings)
+    parts, skipped = _resolve_all(experiment.settings, baselines)
+    own_parts()  # refuses those that no other process can be sent
     base = experiment.settings[experiment.baseline]
     if base.data == Settings.data and not Path(base.data).exists():  # nobody named any
         make_photos(base.data)
-    wanted = experiment.measured(in_full=chosen.judged)
-    groups = experiment.grouped(wanted)
-    baselines = [experiment.baseline, *groups.get("baselines", {}).values()]
-    parts, skipped = _resolve_all(wanted, baselines)
-    own_parts()  # refuses those that no other process can be sent
-    reader = _open_anew(base, cancel)
+    reader = reopen_data(base, cancel)
     if experiment.fallback is not None and (reason := why_not_throttled(reader)):
         experiment = experiment.fallback(experiment, reason)  # the same variants on other disks
-        wanted = experiment.measured(in_full=chosen.judged)
-        parts, skipped = _resolve_all(wanted, baselines)
-    variants = {label: complete_here(variant.settings) for label, variant in wanted.items()}
-    data = _describe_data(base.data, reader)
+        parts, skipped = _resolve_all(experiment.settings, baselines)
+    notes = (*experiment.notes, *_notes(experiment.settings))
+    data = _describe_data(reader, base.data)
     _check_together(parts, data.images)
     names = effective_settings(experiment.kind)
     stored = {
         label: Settings(**{name: x for name, x in vars(settings).items() if name in names})
-        for label, settings in variants.items()
+        for label, settings in experiment.settings.items()
     }
     if any(map(is_calibrated, stored.values())):
         read_devices(results)
@@ -122,16 +121,16 @@ def check_run(
         **groups,
         published={
             label: variant.published
-            for label, variant in wanted.items()
+            for label, variant in experiment.variants.items()
             if variant.published is not None
         },
         source=experiment.source,
         x_axis=experiment.x_axis,
         # Of the last batches: as many as the smallest has.
-        compared_images=min(filter(None, (s.batch_size for s in variants.values())), default=None),
+        compared_images=min(settings.batch_size for settings in experiment.settings.values()),
         skipped=skipped,
         status="running",
-        notes=(*experiment.notes, *_notes(variants)),
+        notes=notes,
         order_seed=secrets.randbits(32),
         created_utc=utc_now(),
         data=data,
@@ -175,7 +174,7 @@ def check_resumable(run: StoredRun) -> dict[str, Resolved]:
     for label, settings in variants.items():
         with suppress(Skip):  # its row says why
             parts[label] = resolve(complete_here(settings))
-    here = _describe_data(info.base_settings.data, _open_anew(info.base_settings))
+    here = _describe_data(reopen_data(info.base_settings), info.base_settings.data)
     began_with, data = asdict(info.data), asdict(here)
     if any(value and value != data[name] for name, value in began_with.items()):
         raise ValueError(
@@ -197,19 +196,18 @@ def check_resumable(run: StoredRun) -> dict[str, Resolved]:
 
 
 def _resolve_all(
-    wanted: Mapping[str, Variant], baselines: Sequence[str]
+    variants: Mapping[str, Settings], baselines: Sequence[str]
 ) -> tuple[dict[str, Resolved], dict[str, str]]:
     """Return the parts of the variants that can run here, and why the others cannot, by label.
 
     Args:
-        wanted: label -> variant, of those that the mode measures.
+        variants: label -> complete settings.
         baselines: labels; the experiment's own first.
 
     Raises:
-        ValueError: parts that do not fit together, or variants that do other work.
+        ValueError: parts that do not fit together.
         BaselineSkipped: no baseline can run here.
     """
-    variants = {label: complete_here(variant.settings) for label, variant in wanted.items()}
     parts, skipped = {}, {}
     for label, settings in variants.items():
         try:
@@ -218,22 +216,16 @@ def _resolve_all(
             skipped[label] = str(reason)
     if skipped.keys() >= set(baselines):
         raise BaselineSkipped(NO_BASELINE.format(baselines[0], skipped[baselines[0]]))
-    _check_equal_work(variants)
     return parts, skipped
 
 
-def _open_anew(settings: Settings, cancel: threading.Event | None = None) -> Reader:
-    open_reader.cache_clear()  # a notebook lives long, and its data may change
-    return open_data(settings, cancel)
-
-
-def _describe_data(data: str, reader: Reader) -> Data:
+def _describe_data(reader: Reader, data: str) -> Data:
     return Data(
         folder=data,
         images=len(reader),
         bytes=int(reader.image_bytes.sum()),
         boxes=reader.boxes,
-        kind=read_manifest(reader.root).get("kind", "the user's own images"),
+        kind=reader.kind or "the user's own images",
         data_hash=reader.data_hash if reader.has_manifest else UNKNOWN,
     )
 

@@ -29,7 +29,7 @@ from labkit.contracts import Cancelled, Reader, Skip
 from labkit.files import bar, is_private, whole
 from labkit.machine import media
 from labkit.machine.media import Medium, describe_medium
-from labkit.parts.storage import Storage, locate
+from labkit.parts.storage import Storage
 from labkit.records import Cost, Hardware, StagedStorage
 from labkit.resolve import Resolved, open_reader
 from labkit.runs.active_run import ActiveRun
@@ -307,19 +307,6 @@ def staged(
                 where = shlex.quote(str(storage.copy))
                 say(f"the copy stays for other runs; remove it with: rm -r {where}")
         yield {**_describe(storage), "copied_bytes": copied_bytes, "copied_s": copied_s}
-
-
-def why_not_throttled(reader: Reader) -> str:
-    """Mount the throttled disk for the data, and unmount it again.
-
-    Returns:
-        The reason why it cannot be used; empty where it can.
-    """
-    try:
-        with locate("throttled", reader.root).put_up(reader, (), lambda line: None):
-            return ""
-    except Skip as reason:
-        return str(reason).partition("; ")[0].removeprefix("throttled disk: ")
 
 
 def _describe(storage: Storage) -> dict[str, Any]:

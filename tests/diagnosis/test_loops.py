@@ -346,3 +346,19 @@ def test_a_training_that_was_not_seen_has_no_stretches():
         story.train(1.5)
     phases = story.phases()
     assert (phases.unseen, phases.stretches) == ("loader", ())
+
+
+def test_asking_for_the_phases_changes_nothing():
+    asked, unasked = Story(), Story()
+    for story in (asked, unasked):
+        for _ in range(3):
+            story.epoch(10, wait_s=1, step_s=2)
+            story.rest(5)
+            if story is asked:
+                story.phases()
+            story.open()
+            story.draw(1)
+            story.rest(7)
+            if story is asked:
+                assert story.phases() == story.phases()
+    assert asked.phases() == unasked.phases()

@@ -161,6 +161,26 @@ def test_a_variant_of_ones_own_is_measured_once_in_every_mode():
         }
 
 
+def test_a_variant_of_ones_own_may_have_a_gpu_of_any_speed():
+    chosen = lab.choose(OWN, ["pillow"], add=["gpu_images_per_s=500"])
+    assert chosen.settings["gpu_images_per_s=500"].gpu_images_per_s == 500
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ("decoder=pilow", "decoder must be one of kornia_rs, opencv, "),
+        ("gpu_images_per_s=rtx4090", "gpu_images_per_s must be one of resnet50_a100, "),
+        ("report_to=fiel", "report_to must be one of file, http_<delay>ms"),
+        ("checkpoint_to=nowhere", "checkpoint_to must be one of a folder's path, here, "),
+        ("exchange=100gbit", "exchange must be one of <n>mbit, as 100mbit, all_reduce, "),
+    ],
+)
+def test_a_variant_with_an_unknown_name_is_refused_when_it_is_added(changes, message):
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
+        lab.choose(OWN, add=[changes])
+
+
 def test_a_variant_of_ones_own_that_is_there_already_is_refused():
     twice = ("decoder=simplejpeg,num_workers=1", "num_workers=1,decoder=simplejpeg")
     message = f"variant must differ from all others, got {twice[1]!r}, which is {twice[0]!r}"

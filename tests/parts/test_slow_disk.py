@@ -7,6 +7,7 @@ reads that a group was let through. A disk and mount of somebody else's stand be
 import contextlib
 import multiprocessing
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from labkit.contracts import Skip
 from labkit.machine import procfs
 from labkit.machine.media import describe_medium
 from labkit.machine.page_cache import evict
+from labkit.parts.packing.folder import open_folder
 from labkit.parts.storage import slow_disk
 from labkit.parts.storage.disks import MAX_ERROR_SHARE
 from labkit.runs.check_simulated import RATE_TRIES
@@ -316,6 +318,15 @@ def test_a_step_that_is_refused_skips_with_its_reason_and_leaves_nothing(
     with pytest.raises(Skip, match=reason):
         slow_disk.up(**ROOM)
     assert traces(place) == []
+
+
+def test_the_reason_why_there_is_no_disk_comes_without_the_advice(photos, monkeypatch):
+    monkeypatch.setattr(slow_disk, "why_no_slow_disk", lambda: "needs root; or a capability")
+    assert slow_disk.why_not_throttled(open_folder(photos)) == "needs root; or a capability"
+    with pytest.raises(Skip, match=r"^throttled disk: needs root; .*; compare with ") as skip:
+        slow_disk.up(**ROOM)
+    again = pickle.loads(pickle.dumps(skip.value))
+    assert (str(again), again.reason) == (str(skip.value), "needs root; or a capability")
 
 
 @needs_disk

@@ -322,3 +322,28 @@ def test_the_origin_names_machine_versions_run_and_time_and_nothing_personal():
         "2 cores, AMD EPYC, no GPU (machine 7a93da) · torch 2.13.0, opencv 5.0.0 · "
         "labkit d3b547a · run 20261121T191222Z-1f2e · 2026-11-21 19:12 UTC"
     )
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (
+            {"decoder": "simplejpeg_scaled", "preprocessor": "classification"},
+            "opencv 5, simplejpeg 2",
+        ),
+        ({"decoder": "pillow", "preprocessor": "classification_pillow"}, "pillow 13"),
+        ({"decoder": "pillow", "loader": "dali_cpu"}, "pillow 13, dali 1"),
+        ({"decoder": "pillow", "loader": "tf_data_plain"}, "pillow 13, tensorflow 3"),
+        ({"decoder": "pillow", "prefetcher": "both"}, "pillow 13, prefetch_generator 4"),
+        ({"decoder": "of another version", "progress_bar": "tqdm_loss"}, "tqdm 6"),
+    ],
+)
+def test_the_origin_has_the_versions_of_what_the_parts_work_with(settings, expected):
+    versions = {
+        "torch": "2", "opencv": "5", "pillow": "13", "simplejpeg": "2", "prefetch_generator": "4",
+        "tqdm": "6", "tensorflow": "3", "dali": "1",
+    }  # fmt: skip
+    plain = {"preprocessor": "of another version", "device": "cpu"}
+    variants = {"a": plain | settings}
+    info = fake_info(["a"], variants=variants, provenance={"versions": versions})
+    assert f"torch 2, {expected}" in words.origin(summarize(info, [])).split(" · ")

@@ -85,6 +85,8 @@ class Loader(Part):
         return ""
 
 
+_tf_data = partial(Loader, library="tensorflow")
+
 LOADERS: dict[str, Callable[[Source, Settings], Iterable]] = {
     "torch": Loader(load_with_torch, workers="processes"),
     "torch_iterable": Loader(partial(load_with_torch, make=IterableLoader), workers="processes"),
@@ -98,17 +100,17 @@ LOADERS: dict[str, Callable[[Source, Settings], Iterable]] = {
     ),
     "threads": Loader(load_with_threads, workers="threads"),
     "resident": Loader(ResidentLoader, repeats_one_batch=True),
-    "tf_data": Loader(load_with_tf_data, reads="folder"),
-    "tf_data_no_prefetch": Loader(partial(load_with_tf_data, prefetch=False), reads="folder"),
-    "tf_data_serial_map": Loader(partial(load_with_tf_data, parallel_map=False), reads="folder"),
-    "tf_data_plain": Loader(
+    "tf_data": _tf_data(load_with_tf_data, reads="folder"),
+    "tf_data_no_prefetch": _tf_data(partial(load_with_tf_data, prefetch=False), reads="folder"),
+    "tf_data_serial_map": _tf_data(partial(load_with_tf_data, parallel_map=False), reads="folder"),
+    "tf_data_plain": _tf_data(
         partial(load_with_tf_data, parallel_map=False, prefetch=False), reads="folder"
     ),
-    "tf_data_as_published": Loader(load_as_published, reads="folder", has_own_order=True),
-    "tf_data_tfrecord": Loader(load_tfrecords, reads="tfrecord", has_own_order=True),
-    "tf_data_tfrecord_one_by_one": Loader(
+    "tf_data_as_published": _tf_data(load_as_published, reads="folder", has_own_order=True),
+    "tf_data_tfrecord": _tf_data(load_tfrecords, reads="tfrecord", has_own_order=True),
+    "tf_data_tfrecord_one_by_one": _tf_data(
         partial(load_tfrecords, parallel_reads=False), reads="tfrecord", has_own_order=True
     ),
-    "dali": Loader(load_with_dali, reads="folder", needs_gpu=True),
-    "dali_cpu": Loader(partial(load_with_dali, on_gpu=False), reads="folder"),
+    "dali": Loader(load_with_dali, library="dali", reads="folder", needs_gpu=True),
+    "dali_cpu": Loader(partial(load_with_dali, on_gpu=False), library="dali", reads="folder"),
 }

@@ -48,6 +48,8 @@ class FolderReader:
     boxes: str
     has_manifest: bool
     """Whether labkit made the folder, with a manifest of every file."""
+    kind: str
+    """The data in words, as the manifest has them; "" where it has none."""
     stored: str
     """jpeg, or resized: scaled down from other data."""
     listing: Listing
@@ -212,6 +214,7 @@ def open_folder(path: Path | str) -> FolderReader:
         root=root,
         boxes="coco" if annotated else "synthesized",
         has_manifest=bool(manifest),
+        kind=manifest.get("kind", ""),
         stored=manifest.get("stored", "jpeg"),
         listing=Listing.of_names(names, **boxes),
         annotations=annotations,

@@ -214,6 +214,7 @@ class PackReader:
         self.index, self.image_bytes = index, index.record_bytes
         self.stored = str(manifest["stored"])
         self.boxes = str(manifest["boxes"])
+        self.kind = str(manifest.get("kind", ""))
         self.paths = tuple(root / name for name in manifest["files"] if name != INDEX)
         self.companions = (root / INDEX, root / MANIFEST)
         self._opened: tuple[AbstractContextManager, Read] | None = None

@@ -84,35 +84,47 @@ class Preprocessor(Part):
 
 
 PREPROCESSORS: dict[str, Preprocessor] = {
-    "loops": Preprocessor(loops),
-    "vectorized": Preprocessor(vectorized),
-    "on_device": Preprocessor(on_device_sample, finish_on_device),
-    "classification": Preprocessor(classification, batch="classifier", in_numbers=IN_NUMBERS),
+    "loops": Preprocessor(loops, library="opencv"),
+    "vectorized": Preprocessor(vectorized, library="opencv"),
+    "on_device": Preprocessor(on_device_sample, finish_on_device, library="opencv"),
+    "classification": Preprocessor(
+        classification, library="opencv", batch="classifier", in_numbers=IN_NUMBERS
+    ),
     "classification_on_device": Preprocessor(
-        classification_on_device, normalize_on_device, batch="classifier"
+        classification_on_device, normalize_on_device, library="opencv", batch="classifier"
     ),
     "classification_pillow": Preprocessor(
-        classification_pillow, batch="classifier", in_pillow=True
+        classification_pillow, library="pillow", batch="classifier", in_pillow=True
     ),
     "classification_crop": Preprocessor(
-        classification_crop, batch="classifier", in_parts=True, crop=draw_crop
+        classification_crop,
+        library="opencv",
+        batch="classifier",
+        in_parts=True,
+        crop=draw_crop,
     ),
     "classification_crop_on_device": Preprocessor(
         classification_crop_on_device,
         normalize_on_device,
+        library="opencv",
         batch="classifier",
         in_parts=True,
         crop=draw_crop,
     ),
     "classification_crop_pillow": Preprocessor(
         classification_crop_pillow,
+        library="pillow",
         batch="classifier",
         in_pillow=True,
         crop=draw_crop,
         weighs_by_distance=True,
     ),
     "classification_crop_v2": Preprocessor(
-        classification_crop_v2, batch="classifier", crop=draw_crop, weighs_by_distance=True
+        classification_crop_v2,
+        library="torchvision",
+        batch="classifier",
+        crop=draw_crop,
+        weighs_by_distance=True,
     ),
 }
 

@@ -50,7 +50,6 @@ from labkit.steady_rate import steady_rate
 
 FOLDER = Path("/var/tmp/labkit-slow-disk")  # not /tmp, which is memory on many systems
 POINT, IMAGE, CHECKS = "mount", "disk.img", ".check"
-INSTEAD = "compare with storage=modelled_hdd instead"
 
 READS_PER_S = round(HARD_DISK.files_per_s())
 BYTES_PER_S = round(HARD_DISK.bytes_per_s)
@@ -68,6 +67,17 @@ SLICE_S = 0.1  # of the kernel's throttle, block/blk-throttle.c
 
 T = TypeVar("T")
 _held: int | None = None  # the open lock of this process's disk
+
+
+class NoThrottledDisk(Skip):
+    """The throttled disk cannot be had here."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"throttled disk: {self.reason}; compare with storage=modelled_hdd instead"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,6 +185,21 @@ def why_no_slow_disk() -> str:
     return ""
 
 
+def why_not_throttled(reader: Reader) -> str:
+    """Put the disk up for a data set, and take it down again.
+
+    Returns:
+        The reason why that is impossible; "" where it is not.
+    """
+    try:
+        with on_throttled(reader.root).put_up(reader, (), say=lambda line: None):
+            return ""
+    except NoThrottledDisk as missing:
+        return missing.reason
+    except Skip as no_room:
+        return str(no_room)
+
+
 def up(*, data_bytes: int, files: int) -> Path:
     """Put the disk up, for as long as this process lives; remove first what a killed one left.
 
@@ -186,11 +211,12 @@ def up(*, data_bytes: int, files: int) -> Path:
         The folder that it is mounted on.
 
     Raises:
-        Skip: it cannot be made or is in use; the text says why.
+        NoThrottledDisk: it cannot be made or is in use.
+        Skip: there is no room for it.
     """
     global _held
     if reason := why_no_slow_disk():
-        raise Skip(f"throttled disk: {reason}; {INSTEAD}")
+        raise NoThrottledDisk(reason)
     folder = _place()
     with _skipped(), contextlib.ExitStack() as undo:
         lock = _insist(partial(_lock, folder, make=True))
@@ -462,7 +488,7 @@ def _skipped() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise Skip(f"throttled disk: {_reason(error)}; {INSTEAD}") from error
+        raise NoThrottledDisk(_reason(error)) from error
 
 
 def _reason(error: OSError) -> str:

@@ -24,7 +24,7 @@ from http.client import HTTPConnection, HTTPException
 from logging.handlers import QueueHandler, QueueListener
 from pathlib import Path
 
-from labkit.contracts import Skip
+from labkit.contracts import Part, Skip
 from labkit.machine.helper import Helper
 from labkit.machine.late_server import PROGRAM
 from labkit.settings import IN_THREAD, pick
@@ -243,6 +243,6 @@ class TqdmBar:
 
 PROGRESS: dict[str, Callable[[], TqdmBar] | None] = {
     "none": None,
-    "tqdm": TqdmBar,
-    "tqdm_loss": partial(TqdmBar, shows_loss=True),
+    "tqdm": Part(TqdmBar, library="tqdm"),
+    "tqdm_loss": Part(partial(TqdmBar, shows_loss=True), library="tqdm"),
 }
