@@ -7,6 +7,7 @@ Row     -> published(), reason(), proof()                 of a variant
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Sequence
 
@@ -329,8 +330,8 @@ def _versions(info: RunInfo) -> list[str]:
     """Return the versions of torch and of the libraries that a variant's settings name."""
     settings = [*map(info.settings_of, info.variants), *info.tasks.values()]
     named = {value for chosen in settings for value in chosen.values() if isinstance(value, str)}
-    # A library's scaled decoder, DALI on the CPU, and tf.data in all its ways.
-    named |= {value.removesuffix("_scaled").removesuffix("_cpu") for value in named}
+    # A library's scaled decoder, DALI on the CPU, SPDL's decoder, and tf.data in all its ways.
+    named |= {re.sub("_(scaled|cpu|decoder)$", "", value) for value in named}
     named |= {"tensorflow" for value in named if value.startswith("tf_data")}
     return [
         f"{name} {version}"
