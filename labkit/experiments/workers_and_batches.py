@@ -310,10 +310,11 @@ def rivals(base: Settings) -> Variants:
     "Which library's loader delivers random crops soonest, and how far is it from no loader?",
     source="SPDL, WebDataset, tf.data and DALI, each as its documentation recommends it",
     notes=(
-        "nothing is trained: the time is that of loading; all load the same crops, as uint8 pixels, "
+        "nothing is trained: the time is that of loading; all load the same crops, as uint8, "
         "torchvision as normalized float32",
-        "SPDL, WebDataset and both of torch call labkit's sample function; tf.data, DALI and SPDL's "
-        "decoder read, decode and crop by themselves, and average a shrunk crop in ways of their own",
+        "SPDL, WebDataset and both of torch call labkit's sample function; tf.data, DALI and "
+        "SPDL's decoder read, decode and crop by themselves, and average a shrunk crop in ways of "
+        "their own",
         "crops are drawn before the epoch for those that take them ready-made",
         "no loader: as many threads make the same samples and hand over none; no loader with "
         "threads and this sample function can be faster",

@@ -125,7 +125,7 @@ SENTENCES: dict[str, dict[str, str]] = {
     },
     "loader": {
         "resident": "The run repeated one batch in memory, this program loads all of them.",
-        "bare_threads": "The run made all samples and handed over one batch, this program loads all "
+        "bare_threads": "The run made all samples and handed over one batch, this program all "
         "of them.",
         "torch_iterable": "The run's data set was iterable-style; this one delivers the same "
         "batches.",

@@ -567,7 +567,7 @@ def test_the_comments_give_the_gain_and_its_conditions():
         ({"decoder": "simplejpeg_scaled"}, "Images: decoded to half a side or less where 64 px"),
         ({"jitter_ms": 40}, "Samples: each up to 40 ms late"),
         ({"loader": "resident"}, "It does only part of the baseline's work"),
-        ({"loader": "bare_threads"}, "handed over one batch, this program loads all of them"),
+        ({"loader": "bare_threads"}, "handed over one batch, this program all of them"),
         ({"loader": "torch_iterable"}, "iterable-style; this one delivers the same batches"),
         ({"loader": "shards"}, "read the pack with webdataset; this program reads it at random"),
         ({"loader": "torch_by_batch"}, "delivers the same, sample by sample"),

@@ -147,7 +147,7 @@ class DaliLoader:
 
 
 class _Paths:
-    """The source of the pipeline's next batch: paths, labels and ids, and where there are, crops."""
+    """The source of the pipeline's next batch: paths, labels, ids, and the crops if there are any."""
 
     def __init__(self, images: Outside) -> None:
         self._images = images
@@ -169,5 +169,6 @@ class _Paths:
         numbers = [self._images.labels[at], self._images.ids[at]]
         if self._crops is not None:
             crops = self._crops[at]
-            numbers += [crops[:, :2], crops[:, 2:4], crops[:, 4]]
+            parts = crops[:, :2], crops[:, 2:4], crops[:, 4]
+            numbers += map(np.ascontiguousarray, parts)
         return [self._paths[i] for i in at], *numbers

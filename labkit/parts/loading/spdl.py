@@ -10,11 +10,12 @@ Source: facebookresearch.github.io/spdl, "Building and Running Pipeline" and "Fi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from labkit.contracts import open_library
+from labkit.contracts import Skip, open_library
 from labkit.parts.loading.source import RIVALS, Source, pin, threads_of
 from labkit.settings import Settings
 
@@ -46,9 +47,9 @@ def load_with_spdls_decoder(
         settings: as in `load_with_spdl`.
 
     Raises:
-        Skip: SPDL is missing or broken.
+        Skip: SPDL is missing or broken, or finds no FFmpeg.
     """
-    io, images = open_library("spdl.io", RIVALS), source.outside()
+    io, images = _open_io(), source.outside()
     side = images.input_px
 
     def positions() -> Iterator[tuple[int, list[int]]]:
@@ -64,8 +65,14 @@ def load_with_spdls_decoder(
             "format=rgb24",
             *["hflip"] * flipped,
         ]
-        packets = io.demux_image(images.files[i])
-        return i, io.decode_packets(packets, filter_desc=",".join(filters))
+        try:
+            packets = io.demux_image(images.files[i])
+            return i, io.decode_packets(packets, filter_desc=",".join(filters))
+        except Exception as error:  # of a file that is no image it tells nothing
+            raise ValueError(
+                f"image must be one that FFmpeg can decode, got {images.files[i]} ({error}); "
+                "replace the file"
+            ) from error
 
     def join(decoded: list[tuple[int, Any]]) -> dict[str, torch.Tensor]:
         import torch
@@ -102,15 +109,46 @@ class SpdlLoader:
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
         """Start an epoch; its threads end with the iterator."""
         settings, threads = self._settings, threads_of(self._settings)
+        errors: list[Exception] = []
+
+        def make(key: Any) -> Any:
+            try:
+                return self._make(key)
+            except Exception as error:
+                errors.append(error)
+                raise
+
         pipeline = (
             self._pipeline.PipelineBuilder()
             .add_source(self._start())
-            .pipe(self._make, concurrency=threads, output_order="input")
+            .pipe(make, concurrency=threads, output_order="input")
             .aggregate(settings.batch_size, drop_last=True)
             .pipe(self._join)
             .add_sink(settings.prefetch_factor * threads)
             # One more joins batches.  SPDL leaves out samples that fail, unless it is told.
             .build(num_threads=threads + 1, max_failures=0)
         )
-        with pipeline.auto_stop():
-            yield from pipeline.get_iterator()
+        try:
+            with pipeline.auto_stop():
+                yield from pipeline.get_iterator()
+        except self._pipeline.PipelineFailure as failure:
+            if not errors:
+                raise
+            raise errors[0] from failure
+
+
+def _open_io() -> ModuleType:
+    """Import SPDL's decoder, which loads FFmpeg's libraries only when it is used.
+
+    Raises:
+        Skip: SPDL is missing or broken, or finds no FFmpeg.
+    """
+    io = open_library("spdl.io", RIVALS)
+    try:
+        open_library("spdl.io.utils", RIVALS).get_ffmpeg_versions()
+    except RuntimeError as error:
+        raise Skip(
+            "spdl.io finds no FFmpeg 4 to 9; install its shared libraries, libavfilter and "
+            "libavdevice with all that they need"
+        ) from error
+    return io

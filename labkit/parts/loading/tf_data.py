@@ -175,7 +175,9 @@ def _one_image(
             left, top, wide, high, is_flipped = tf.unstack(tf.gather(crops, i))
             window = tf.stack([top, left, high, wide])
             pixels = tf.io.decode_and_crop_jpeg(jpeg, window, **how)
-        image = tf.image.resize(pixels, side, method="bilinear", antialias=False)
+        # A crop that shrinks is averaged, as torchvision does and OpenCV below half of its size.
+        averages = images.draw_crops is not None
+        image = tf.image.resize(pixels, side, method="bilinear", antialias=averages)
         if images.draw_crops is not None:
             image = tf.cond(is_flipped > 0, lambda: tf.reverse(image, [1]), lambda: image)
         if images.scale_rgb is None:

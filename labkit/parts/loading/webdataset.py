@@ -2,7 +2,7 @@
 
     shards of a worker, shuffled ─▶ buffer ─▶ labkit's sample ─▶ batches ─▶ DataLoader ─▶ loop
 
-The images of an epoch are those of the other loaders, in an order of its own.  Its shards leave each
+The images of an epoch are those of the other loaders, in an order of its own.  Shards leave each
 worker a last batch that is not full: their samples are joined in the training process.
 Source: webdataset.github.io, `DataPipeline` and `WebLoader`.
 """

@@ -319,9 +319,7 @@ class TestReasons:
         self, packed, name, monkeypatch
     ):
         monkeypatch.setitem(LOADERS, name, replace(LOADERS[name], needs="no_such_library.part"))
-        reason = (
-            r"^no_such_library\.part is not installed; pip install 'torch-labkit\[rivals\]'$"
-        )
+        reason = r"^no_such_library\.part is not installed; pip install 'torch-labkit\[rivals\]'$"
         with pytest.raises(Skip, match=reason):
             opened(packed, name)
 
