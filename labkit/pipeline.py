@@ -192,7 +192,8 @@ class Source:
         theirs.
         """
         draw, seed = self.parts.preprocessor.crop, self.settings.seed
-        sizes_px = [read_size_px(bytes(self.reader.read(i)[0])) for i in ids]
+        jpegs: Any = (self.reader.read(i)[0] for i in ids)
+        sizes_px = list(map(read_size_px, jpegs))
 
         @functools.cache
         def draw_all(epoch: int) -> np.ndarray:

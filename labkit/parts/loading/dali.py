@@ -147,7 +147,7 @@ class DaliLoader:
 
 
 class _Paths:
-    """The source of the pipeline's next batch: paths, labels, ids, and the crops if there are any."""
+    """The source of the pipeline's next batch: paths, labels, ids, and crops if there are any."""
 
     def __init__(self, images: Outside) -> None:
         self._images = images

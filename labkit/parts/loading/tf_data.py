@@ -184,7 +184,9 @@ def _one_image(
             image = tf.cast(tf.round(image), tf.uint8)
             image.set_shape((*side, 3))
         else:
-            scale, shift = np.float32(images.scale_rgb), np.float32(images.shift_rgb)
+            scale, shift = (
+                np.array(each, np.float32) for each in (images.scale_rgb, images.shift_rgb)
+            )
             image = tf.transpose(image * scale + shift, (2, 0, 1))
             image.set_shape((3, *side))
         return {images.entry: image, "label": labels[i], "sample_id": ids[i]}
