@@ -323,6 +323,17 @@ class TestReasons:
         with pytest.raises(Skip, match=reason):
             opened(packed, name)
 
+    @pytest.mark.needs_rivals("spdl.io")
+    def test_spdls_decoder_without_ffmpeg_is_skipped(self, photos, monkeypatch):
+        import spdl.io.utils
+
+        def find_none():
+            raise RuntimeError("Failed to import libspdl")
+
+        monkeypatch.setattr(spdl.io.utils, "get_ffmpeg_versions", find_none)
+        with pytest.raises(Skip, match=r"^spdl\.io finds no FFmpeg 4 to 9; install its shared lib"):
+            opened(photos, "spdl_decoder")
+
     def test_a_missing_and_a_broken_library_are_told_apart(self, tmp_path, monkeypatch):
         install = "pip install it"
         monkeypatch.syspath_prepend(tmp_path)
