@@ -5,8 +5,8 @@
 All arms read the same warm JPEG files with the same decoder, resize and uint8 output; both loaders'
 batches are compared bit for bit before anything is timed.  The DataLoader is tuned first, on runs
 that do not count; ThreadLoader has as many threads as there are cores.  *No loader* is the same
-work in bare threads: where it misses a limit as well, no loader can meet it.  The experiment
-`rivals` compares with tf.data and DALI.
+work in bare threads: where it misses a limit as well, no loader can meet it.  The experiments
+`rivals` and `outside_loaders` compare with the loaders of other libraries.
 """
 
 import os

@@ -8,6 +8,7 @@ What a finished batch holds stands in `labkit.batches`.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -259,14 +260,15 @@ class Sample:
 class ResizeAndNormalize:
     """Preprocessing that is nothing else, in numbers, for pipelines that do it themselves.
 
-    The whole image to a square with the linear filter (four pixels, no averaging), then
-    `pixel * scale + shift` for each color, then planes.
+    The whole image, or what `Preprocessor.crop` takes of it, to a square with the linear filter;
+    a crop that the filter shrinks may be averaged.  Then `pixel * scale + shift` for each color,
+    then planes; or, without scale and shift, uint8 pixels, a flipped crop mirrored.
     """
 
-    scale_rgb: tuple[float, float, float]
-    shift_rgb: tuple[float, float, float]
     label: Callable[[Annotation], int]
     """From boxes in any unit to the class index."""
+    scale_rgb: tuple[float, float, float] | None = None
+    shift_rgb: tuple[float, float, float] | None = None
 
 
 def check_image(image_rgb: np.ndarray) -> None:
@@ -292,6 +294,23 @@ class Cancelled(Exception):  # noqa: N818 - a request, not an error
 
 
 LONGEST_REASON = 200  # characters of a library's own message; it has to stay one line
+
+
+def why_not_installed(module: str, install: str) -> str:
+    """Return why a library that not every user has cannot be used, without importing it.
+
+    Args:
+        module: what would be imported.
+        install: what pip installs it by.
+
+    Returns:
+        One line; "" where it is installed, if broken or not.
+    """
+    try:
+        is_installed = importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # of what the module lies in
+        is_installed = False
+    return "" if is_installed else f"{module} is not installed; pip install {install}"
 
 
 def open_library(module: str, install: str) -> ModuleType:

@@ -9,10 +9,11 @@ variant.
 
 from __future__ import annotations
 
+import functools
 import gc
 import itertools
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -181,7 +182,27 @@ class Source:
             scale_rgb=in_numbers.scale_rgb,
             shift_rgb=in_numbers.shift_rgb,
             input_px=self.settings.input_px,
+            draw_crops=self._crops_of(ids) if self.parts.preprocessor.crop else None,
         )
+
+    def _crops_of(self, ids: np.ndarray) -> Callable[[int], np.ndarray]:
+        """Return what draws an epoch's crops, as `Outside.crops` returns them.
+
+        Those of the settings' epochs are drawn here, as other libraries take next to no time for
+        theirs.
+        """
+        draw, seed = self.parts.preprocessor.crop, self.settings.seed
+        jpegs: Any = (self.reader.read(i)[0] for i in ids)
+        sizes_px = list(map(read_size_px, jpegs))
+
+        @functools.cache
+        def draw_all(epoch: int) -> np.ndarray:
+            keys = ((seed, epoch, image_id) for image_id in ids.tolist())
+            return np.array([draw(key, *size_px) for key, size_px in zip(keys, sizes_px)])
+
+        for epoch in range(self.settings.epochs):
+            draw_all(epoch)
+        return draw_all
 
     def prepare_cache(self, cache: str | int) -> dict[str, Any]:
         """Produce a cache state of the epoch's images and measure it; see `Storage`.

@@ -65,7 +65,7 @@ class Facts:
     """Facts about a variant's parts that matter when variants are compared; kept in `run.json`."""
 
     repeats_one_batch: bool = False
-    """Whether nothing is loaded in the epochs."""
+    """Whether every step gets the same batch: nothing is loaded in the epochs, or handed over."""
     trains_nothing: bool = False
     """Whether the step does nothing."""
     steps_short: int = 0

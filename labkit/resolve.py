@@ -268,7 +268,7 @@ def gather_facts(settings: Mapping[str, Any]) -> Facts:
         steps_short=int(is_short),
         has_own_order=loader.has_own_order,
         order_varies=loader.order_varies,
-        loads_outside=loader.is_outside,
+        loads_outside=loader.makes_samples,
         decodes_scaled=decoder.scaled,
         other_pixels=decoder.other_pixels,
         stores_fewer_pixels=settings.get("storage_format") in ("small", "yuv420"),

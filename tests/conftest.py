@@ -134,7 +134,8 @@ def pytest_collection_modifyitems(items):
     cuda_items = [item for item in items if item.get_closest_marker("needs_cuda")]
     if cuda_items:
         _skip(cuda_items, _why_no_cuda())
-    _skip(list(filter(_needs_rivals, items)), _missing_rivals())
+    for item in filter(_needs_rivals, items):
+        _skip([item], _missing_rivals(item))
 
 
 def _why_no_cuda():
@@ -159,8 +160,9 @@ def _needs_rivals(item):
     return item.get_closest_marker("needs_rivals") is not None
 
 
-def _missing_rivals():
-    missing = [name for name in ("tensorflow", "nvidia.dali") if not _is_installed(name)]
+def _missing_rivals(item):
+    modules = item.get_closest_marker("needs_rivals").args or ("tensorflow", "nvidia.dali")
+    missing = [name for name in modules if not _is_installed(name)]
     return (
         f"not installed: {', '.join(missing)}; pip install 'torch-labkit[rivals]'"
         if missing

@@ -62,6 +62,7 @@ CATALOG: dict[str, Callable[[Settings], Experiment]] = {
         workers_and_batches.tutorial,
         workers_and_batches.opencv_threads,
         workers_and_batches.rivals,
+        workers_and_batches.outside_loaders,
         workers_and_batches.tf_data,
         workers_and_batches.num_parallel_reads,
         training_loop.loss,

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from labkit import units
-from labkit.machine import hardware
+from labkit.machine import gpu, hardware
 from labkit.runs.experiment import Variants, as_experiment, full_only, with_published
 from labkit.settings import BATCH_SIZE, Settings, change_all, vary
 
@@ -301,6 +301,66 @@ def rivals(base: Settings) -> Variants:
                 "tf.data as in the document": by("tf_data_as_published"),
                 "tf.data from TFRecord": by("tf_data_tfrecord", packing="tfrecord"),
                 "DALI on the CPU": by("dali_cpu"),
+            }
+        ),
+    }
+
+
+@as_experiment(
+    "Which library's loader delivers random crops soonest, and how far is it from no loader?",
+    source="SPDL, WebDataset, tf.data and DALI, each as its documentation recommends it",
+    notes=(
+        "nothing is trained: the time is that of loading; all load the same crops, as uint8, "
+        "torchvision as normalized float32",
+        "SPDL, WebDataset and both of torch call labkit's sample function; tf.data, DALI and "
+        "SPDL's decoder read, decode and crop by themselves, and average a shrunk crop in ways of "
+        "their own",
+        "crops are drawn before the epoch for those that take them ready-made",
+        "no loader: as many threads make the same samples and hand over none; no loader with "
+        "threads and this sample function can be faster",
+    ),
+)
+def outside_loaders(base: Settings) -> Variants:
+    """Compare ThreadLoader with the loaders of other libraries on the work of `textbook`.
+
+    Workers are kept between epochs, as each library recommends.
+
+    Source: SPDL (arXiv 2504.20067), WebDataset, tf.data, DALI; pytorch/examples, imagenet/main.py.
+    """
+    if base.device is None and not gpu.cuda().works:
+        base = replace(base, device="cpu")
+    base = replace(
+        base,
+        cache="warm",
+        decoder="simplejpeg",
+        preprocessor="classification_crop_on_device",
+        # What lies in shards is read in order: no holes between an epoch's images.
+        subset="first",
+        input_px=base.input_px or 224,
+        batch_size=base.batch_size or 32,
+        num_workers=hardware.cores() if base.num_workers is None else base.num_workers,
+        persistent_workers=True,
+        pin_memory=False if base.pin_memory is None else base.pin_memory,
+        step="nothing",
+        loader="threads",
+    )
+
+    def by(loader: str, **changes: Any) -> Settings:
+        return replace(base, loader=loader, **changes)
+
+    return {
+        "ThreadLoader": base,
+        "DataLoader": by("torch"),
+        "SPDL": by("spdl"),
+        "SPDL's decoder": by("spdl_decoder"),
+        "WebDataset": by("webdataset", packing="tar"),
+        "tf.data": by("tf_data"),
+        "DALI on the CPU": by("dali_cpu"),
+        "no loader": by("bare_threads"),
+        **full_only(
+            {
+                "DALI": by("dali"),
+                "torchvision v2 in DataLoader": by("torch", preprocessor="classification_crop_v2"),
             }
         ),
     }

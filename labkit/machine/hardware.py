@@ -26,16 +26,20 @@ from labkit.machine.gpu import cuda
 from labkit.records import UNKNOWN, Provenance
 
 # A variant that needs a missing one is skipped.
-OPTIONAL = ("kornia_rs", "torchcodec", "torchvision", "tensorflow", "dali")
+OPTIONAL = (
+    "kornia_rs", "torchcodec", "torchvision", "tensorflow", "dali", "spdl", "webdataset",
+)  # fmt: skip
 LIBRARIES = (
     "torch", "numpy", "opencv", "pillow", "simplejpeg", "kornia_rs", "torchcodec", "torchvision",
-    "prefetch_generator", "tqdm", "tensorflow", "dali", "pandas", "matplotlib",
+    "prefetch_generator", "tqdm", "tensorflow", "dali", "spdl", "webdataset", "pandas",
+    "matplotlib",
 )  # fmt: skip
 # Library -> the distributions that may provide it, where they have other names.
 DISTRIBUTIONS = {
     "opencv": [f"opencv{kind}-python{ui}" for kind in ("", "-contrib") for ui in ("", "-headless")],
     "tensorflow": ["tensorflow", "tensorflow-cpu"],
     "dali": ["nvidia-dali-cuda120", "nvidia-dali-cuda130", "nvidia-dali-cuda110"],
+    "spdl": ["spdl-core"],
 }
 
 

@@ -196,7 +196,7 @@ class Decoder(Part):
                 f"storage_format must be 'jpeg' for the decoder {settings.decoder}, got "
                 f"{settings.storage_format!r}: those were decoded before"
             )
-        if chosen.loader.is_outside:
+        if chosen.loader.makes_samples:
             raise ValueError(
                 f"decoder must be another one for the loader {settings.loader}, which decodes by "
                 f"itself and in full, got {settings.decoder!r}"

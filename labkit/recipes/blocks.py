@@ -67,6 +67,23 @@ def read(i):
     return np.frombuffer(record, np.uint8).reshape(*HEIGHTS_WIDTHS[i], 3)
 
 
+# --- read: raw, planes ---
+INDEX = np.load(FOLDER / "index.npz")
+SPANS, HEIGHTS_WIDTHS = INDEX["spans"], INDEX["heights_widths"]
+RECORDS = np.memmap(FOLDER / "images.raw", np.uint8, "r")  # only what is used of it is read
+
+
+def read(i):
+    """Return a record's YUV 4:2:0 planes, brightness and color, and the image's height and width.
+
+    Of an image with odd sides, the planes have a row or a column more.
+    """
+    (first, end), (height, width) = SPANS[i].tolist(), HEIGHTS_WIDTHS[i].tolist()
+    rows, columns = height + height % 2, width + width % 2
+    luma, chroma = np.split(RECORDS[first:end], [rows * columns])
+    return luma.reshape(rows, columns), chroma.reshape(rows // 2, columns // 2, 2), height, width
+
+
 # --- read: pth ---
 RECORDS = torch.load(FOLDER / "images.pth", mmap=True, weights_only=True)
 
@@ -215,6 +232,55 @@ def make_pixels(jpeg, key):
     image = v2.resized_crop(image, top, left, high, wide, size, antialias=True)
     image = v2.horizontal_flip(image) if flipped else image
     return image.permute(1, 2, 0).numpy()
+
+
+# --- crop of the original ---
+ORIGINAL_SIZES = np.load(FOLDER / "index.npz")["original_sizes"]
+
+
+def draw_scaled_crop(key, width, height):
+    """Draw a crop of the original; return its edges in a smaller image of it, and the flip."""
+    original_width, original_height = ORIGINAL_SIZES[key[2]].tolist()
+    if not original_width:  # stored as it was
+        original_width, original_height = width, height
+    left, top, wide, high, flipped = draw_crop(key, original_width, original_height)
+    zoom_x, zoom_y = width / original_width, height / original_height
+    left, right = (int(x * zoom_x + 0.5) for x in (left, left + wide))
+    top, bottom = (int(y * zoom_y + 0.5) for y in (top, top + high))
+    return left, top, right, bottom, flipped
+
+
+# --- pixels: random crop, stored small ---
+cv2.setNumThreads(OPENCV_THREADS)
+
+
+def make_pixels(jpeg, key):
+    """Decode an image and resize a random crop, maybe flipped: (INPUT_PX, INPUT_PX, 3) uint8."""
+    image = decode(jpeg)
+    left, top, right, bottom, flipped = draw_scaled_crop(key, image.shape[1], image.shape[0])
+    crop = image[top:bottom, left:right]
+    how = cv2.INTER_AREA if max(crop.shape[:2]) > 2 * INPUT_PX else cv2.INTER_LINEAR
+    pixels = cv2.resize(crop, (INPUT_PX, INPUT_PX), interpolation=how)
+    return cv2.flip(pixels, 1) if flipped else pixels
+
+
+# --- pixels: random crop, stored YUV 4:2:0 ---
+cv2.setNumThreads(OPENCV_THREADS)
+
+
+def make_pixels(planes, key):
+    """Convert and resize a random crop, maybe flipped: (INPUT_PX, INPUT_PX, 3) uint8."""
+    luma, chroma, height, width = planes
+    left, top, right, bottom, flipped = draw_scaled_crop(key, width, height)
+    # Outwards to whole 2 × 2 pixels, which share a color.
+    rows, columns = slice(top // 2, (bottom + 1) // 2), slice(left // 2, (right + 1) // 2)
+    part = luma[2 * rows.start : 2 * rows.stop, 2 * columns.start : 2 * columns.stop]
+    rgb = cv2.cvtColorTwoPlane(part, chroma[rows, columns], cv2.COLOR_YUV2RGB_NV12)
+    top, left = top % 2, left % 2
+    crop = rgb[top : bottom - 2 * rows.start, left : right - 2 * columns.start]
+    how = cv2.INTER_AREA if max(crop.shape[:2]) > 2 * INPUT_PX else cv2.INTER_LINEAR
+    pixels = cv2.resize(crop, (INPUT_PX, INPUT_PX), interpolation=how)
+    return cv2.flip(pixels, 1) if flipped else pixels
 
 
 # --- dataset: finished when it was packed ---

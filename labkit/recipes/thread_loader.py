@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     import torch
 
 SPARE_BUFFERS = 2  # besides the batches ahead: the one in the loop and the one before it
-TASKS = 8  # into which a batch is divided, for each thread: handing one over takes 10 µs
 KINDS = 16  # of arrays whose memory is kept: batches may differ in shape all the time
 STOP_S = 5.0  # how long the end of an epoch waits for the samples that are being made
 
@@ -170,9 +169,9 @@ class ThreadLoader:
                     ahead.append(([submit(self._collate, some, make)], lambda results: results[0]))
                     continue
                 batch = _Batch(some, self._empty)
-                size = max(1, len(some) // (TASKS * max(1, self.num_threads)))
-                places = (range(len(some))[i : i + size] for i in range(0, len(some), size))
-                ahead.append(([submit(batch.fill, each, make) for each in places], batch.finish))
+                # Once for each thread: it takes samples until none is left, then goes on ahead.
+                tasks = min(len(some), max(1, self.num_threads))
+                ahead.append(([submit(batch.fill, make) for _ in range(tasks)], batch.finish))
 
         try:
             go_ahead()
@@ -246,36 +245,49 @@ class _Batch:
 
     def __init__(self, keys: list, empty: Callable[..., torch.Tensor]) -> None:
         self._keys, self._empty, self._lock = keys, empty, threading.Lock()
+        self._left = deque(range(len(keys)))  # places that no thread has taken yet
+        self._errors: dict[int, BaseException] = {}
         # Type of a sample, and for each entry shape and dtype; None: joined when all are there.
         self._layout: tuple[type, dict] | None = None
         # For each entry a tensor and the array that shares its memory, or None and a list.
         self._columns: dict[object, tuple[torch.Tensor | None, Any]] = {}
 
-    def fill(self, places: Iterable[int], make: Callable[[object], object]) -> None:
-        """Make samples and write each into its row."""
-        for place in places:
-            key = self._keys[place]
-            sample = make(key)
-            entries = {name: _as_array(entry) for name, entry in _entries(sample).items()}
-            layout = (
-                type(sample),
-                {
-                    name: (entry.shape, entry.dtype)
-                    if isinstance(entry, np.ndarray) and not is_ragged(name)
-                    else None
-                    for name, entry in entries.items()
-                },
-            )
+    def fill(self, make: Callable[[object], object]) -> None:
+        """Make samples and write each into its row, until none is left or one fails."""
+        while True:
+            try:
+                place = self._left.popleft()
+            except IndexError:
+                return
+            try:
+                self._write(place, make(self._keys[place]))
+            except BaseException as error:
+                self._errors[place] = error
+                self._left.clear()
+                return
+
+    def _write(self, place: int, sample: object) -> None:
+        entries = {name: _as_array(entry) for name, entry in _entries(sample).items()}
+        layout = (
+            type(sample),
+            {
+                name: (entry.shape, entry.dtype)
+                if isinstance(entry, np.ndarray) and not is_ragged(name)
+                else None
+                for name, entry in entries.items()
+            },
+        )
+        if self._layout is None:
             with self._lock:
                 if self._layout is None:
                     self._prepare(layout)
-            if layout != self._layout:  # NumPy would cast and broadcast it silently
-                raise ValueError(
-                    f"samples must be alike in a batch: {key!r} must have {self._layout[1]}, got "
-                    f"{layout[1]}; make them alike or give a collate_fn"
-                )
-            for name, entry in entries.items():
-                self._columns[name][1][place] = entry
+        if layout != self._layout:  # NumPy would cast and broadcast it silently
+            raise ValueError(
+                f"samples must be alike in a batch: {self._keys[place]!r} must have "
+                f"{self._layout[1]}, got {layout[1]}; make them alike or give a collate_fn"
+            )
+        for name, entry in entries.items():
+            self._columns[name][1][place] = entry
 
     def _prepare(self, layout: tuple[type, dict]) -> None:
         count = len(self._keys)
@@ -286,7 +298,9 @@ class _Batch:
         self._layout = layout
 
     def finish(self, _: list) -> object:
-        """Return the batch once all samples are made."""
+        """Return the batch once all samples are made; raise the error of the first that failed."""
+        if self._errors:
+            raise self._errors[min(self._errors)]
         batch: dict[Any, Any] = {}
         for name, (tensor, rows) in self._columns.items():
             batch |= join(name, rows) if tensor is None else {name: tensor}

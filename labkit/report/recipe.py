@@ -57,6 +57,16 @@ READ = {
     "tfrecord": "tfrecord",
     "tar": "tar",
 }
+# What is stored of an image -> the block that reads it, where it needs no decoder.
+READ_UNDECODED = {"pixels": "raw, pixels", "yuv420": "raw, planes"}
+# What is stored for random crops -> the block that takes them.
+STORED_CROPS = {"small": "random crop, stored small", "yuv420": "random crop, stored YUV 4:2:0"}
+# What is stored -> the packings whose programs read it; of what is not here, all.
+PACKINGS_OF: dict[str, list[str]] = {
+    "pixels": ["raw", "mapped"],
+    "yuv420": ["raw", "mapped"],
+    "small": [name for name in READ if name != "folder"],
+}
 DECODE = {
     "opencv": "opencv",
     "pillow": "pillow",
@@ -90,6 +100,7 @@ LOAD = {
     "torch_file_system": PROCESSES,
     "shards": PROCESSES,
     "resident": PROCESSES,
+    "bare_threads": THREADS,
     "threads": THREADS,
 }
 PLAIN, SIDE_STREAM = "copied when they are asked for", "copied on a side stream"
@@ -113,6 +124,8 @@ SENTENCES: dict[str, dict[str, str]] = {
     },
     "loader": {
         "resident": "The run repeated one batch in memory, this program loads all of them.",
+        "bare_threads": "The run made all samples and handed over one batch, this program all "
+        "of them.",
         "torch_iterable": "The run's data set was iterable-style; this one delivers the same "
         "batches.",
         "torch_by_batch": "The run asked its data set for whole batches, by __getitems__; this one "
@@ -224,9 +237,10 @@ def _blocks(run: StoredRun, settings: Settings, *, has_more: bool) -> Iterator[s
             "up); choose a preprocessor for classification"
         )
     stored = settings.storage_format
-    stores = ["jpeg", "resized"] + ["pixels"] * (not preprocessor.in_pillow)
+    stores = ["jpeg", "resized"]
+    stores += ["pixels"] * (not preprocessor.in_pillow) + [*STORED_CROPS] * preprocessor.in_parts
     possible = {
-        "packing": ["folder"] if is_detector else ["raw", "mapped"] if stored == "pixels" else READ,
+        "packing": ["folder"] if is_detector else PACKINGS_OF.get(stored, READ),
         "storage_format": [*stores, "sample"] if dataset == WORKERS_NORMALIZE else stores,
         "decoder": ["pillow"] if preprocessor.in_pillow else DECODE,
         "loader": [name for name in LOAD if LOAD[name] == PROCESSES] if ahead else LOAD,
@@ -243,14 +257,17 @@ def _blocks(run: StoredRun, settings: Settings, *, has_more: bool) -> Iterator[s
     if has_boxes:
         yield "categories"
     yield f"images: {'a pack, ' * is_packed}{'boxes' if is_detector else labels}"
-    yield f"read: {read}, pixels" if stored == "pixels" else f"read: {read}"
+    yield f"read: {READ_UNDECODED.get(stored, read)}"
     if stored == "sample":
         yield "dataset: finished when it was packed"
     else:
-        decode = "nothing" if stored == "pixels" else decode
+        decode = "nothing" if stored in READ_UNDECODED else decode
         yield f"decode: {decode}{' image' * preprocessor.in_pillow}"
         if preprocessor.crop is not None:
             yield "crop"
+        if stored in STORED_CROPS:
+            yield "crop of the original"
+            pixels = STORED_CROPS[stored]
         yield f"pixels: {pixels}{', scaled' * decoder.scaled}"
         yield f"dataset: {dataset}"
     yield "order: by seed and epoch"

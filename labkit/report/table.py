@@ -153,7 +153,8 @@ def _cells(summary: Summary, row: Row) -> dict[str, str]:
     column = epochs.get(summary.epochs, f"time of {summary.epochs} epochs")
     if summary.kind == "operation":
         column = "time per image"
-    time = {column: units.seconds(row.time_s), **_beside_a_sample(summary, row)}
+    beside = {**_beside_a_sample(summary, row), **_cpu_time(summary, row)}
+    time = {column: units.seconds(row.time_s), **beside}
     if summary.kind == "roofline":
         time = {"steady speed": units.rate(row.mean_steady_images_per_s)}
     published = {"published": words.published(summary, row)}
@@ -162,6 +163,15 @@ def _cells(summary: Summary, row: Row) -> dict[str, str]:
     if not any(other.published for other in summary.rows):
         published = {}
     return {"group": row.group, "variant": row.name, **time, **measured, **published, **verdict}
+
+
+def _cpu_time(summary: Summary, row: Row) -> dict[str, str]:
+    """Return the CPU time of an image where loaders of several libraries are compared alone."""
+    facts = [summary.facts(other.variant) for other in summary.rows]
+    if not all(each.trains_nothing for each in facts) or not any(x.loads_outside for x in facts):
+        return {}
+    seconds = row.cpu_s_per_1000_images
+    return {"CPU time per image": units.seconds(seconds and seconds / 1000)}
 
 
 def _beside_a_sample(summary: Summary, row: Row) -> dict[str, str]:

@@ -138,7 +138,7 @@ def _difference(
         levels = SCALED_DECODING_TOLERANCE_LEVELS
     elif _scaled(parts.settings) != _scaled(base.settings):
         levels = SCALED_TOLERANCE_LEVELS
-    elif parts.preprocessor.weighs_by_distance != base.preprocessor.weighs_by_distance:
+    elif _averages(parts) != _averages(base):
         levels = AVERAGED_TOLERANCE_LEVELS
     elif parts.settings.decoder != base.settings.decoder:
         levels = DECODED_TOLERANCE_LEVELS
@@ -195,6 +195,14 @@ def _by_id(batch: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> dict[s
         is_extra = ~np.isin(batch["sample_id"], other["sample_id"])
     order = np.lexsort((batch["sample_id"], is_extra))
     return {name: array[order] for name, array in batch.items()}
+
+
+def _averages(parts: Resolved) -> str:
+    """Name what shrinks a variant's crops, each of which weighs their pixels in its own way."""
+    preprocessor, loader = parts.preprocessor, parts.loader
+    if loader.makes_samples and preprocessor.crop is not None:
+        return parts.settings.loader
+    return "by distance" if preprocessor.weighs_by_distance else ""
 
 
 def _scaled(settings: Settings) -> str:

@@ -51,8 +51,8 @@ NOT_SHARED = "not shared"
 # they hold names of public libraries and numbers alone.
 PUBLIC_REASON = re.compile(
     r"(?:cv2|PIL|simplejpeg|kornia_rs|torch|torchcodec|torchvision|tensorflow|nvidia\.dali"
-    r"|safetensors|h5py|lmdb|prefetch_generator)"
-    r"(?:\.(?:io|fn|numpy|Image|decoders|transforms\.v2\.functional))? is "
+    r"|safetensors|h5py|lmdb|prefetch_generator|spdl|webdataset)"
+    r"(?:\.(?:io|fn|numpy|Image|pipeline|decoders|transforms\.v2\.functional))? is "
     r"(?:not installed|installed and broken)"
     r"|no NVIDIA driver(?: answers NVML)?|the NVIDIA driver sees no GPU"
     r"|no CUDA device works with this torch build"

@@ -16,6 +16,7 @@ from labkit.experiments.catalog import CATALOG
 from labkit.experiments.request import choose, experiment
 from labkit.machine import gpu, hardware
 from labkit.machine.gpu import CudaState
+from labkit.parts import loading
 from labkit.parts.storage import STORAGES, distance, slow_disk
 from labkit.resolve import resolve
 from labkit.runs import check_run
@@ -98,7 +99,8 @@ def needs_cuda(name):
         for name in ALL
     ],
 )
-def test_a_mode_repeats_and_does_not_change_the_work(many_photos, tmp_path, name):
+def test_a_mode_repeats_and_does_not_change_the_work(many_photos, tmp_path, name, monkeypatch):
+    monkeypatch.setattr(loading, "why_not_installed", lambda *_: "")  # as where all libraries are
     chosen = experiment(name, data=str(many_photos))
     quick, full = (
         check_run.check_run(chosen, mode, None, tmp_path)[0].variants for mode in ("quick", "full")

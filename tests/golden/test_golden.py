@@ -82,7 +82,7 @@ def list_parts():
     }
     for name in lab.LOADERS:
         parts[f"loader {name}"] = {"loader": name}
-        if find_part(Loader, name).is_outside:
+        if find_part(Loader, name).makes_samples:
             parts[f"loader {name}"] |= {"preprocessor": "classification"}
         if name.startswith("tf_data_tfrecord"):
             parts[f"loader {name}"] |= {"packing": "tfrecord"}

@@ -153,7 +153,7 @@ def read_batches(folder):
 
 
 TABLES = resolve.TABLES
-OUTSIDE = [name for name in TABLES["loader"] if resolve.find_part(Loader, name).is_outside]
+OUTSIDE = [name for name in TABLES["loader"] if resolve.find_part(Loader, name).needs]
 # These deliver the same images in an order of their own.
 OTHER_ORDER = ("torch_any_order", "shards")
 FINISHING = [name for name in TABLES["prefetcher"] if resolve.find_part(Prefetcher, name).finishes]
@@ -182,6 +182,9 @@ CASES = [
     {"packing": "lmdb", "loader": "threads", "num_workers": 2},
     *({"storage_format": name, "packing": "raw"} for name in ("resized", "pixels", "sample")),
     {"storage_format": "resized"},
+    {"storage_format": "small", "packing": "tar", "preprocessor": "classification_crop"},
+    {"storage_format": "yuv420", "packing": "mapped", "loader": "threads", "num_workers": 2}
+    | {"preprocessor": "classification_crop_on_device"},
     {"shuffle": False},
     {"subset": "first", "images": 15},
     {"seed": 7},
@@ -336,7 +339,7 @@ def test_a_recipe_delivers_the_batches_of_its_variant(name, delivered):
     epochs = list(
         zip(read_batches(case.folder), variant_batches(settings, case.excluded), strict=True)
     )
-    if settings.loader == "resident":  # the run repeats its first batch
+    if settings.loader in ("resident", "bare_threads"):  # the run repeats its first batch
         epochs = [[batches[:1] for batches in epochs[0]]]
     for ours, theirs in epochs:
         check_equal(ours, theirs, settings, case.made_up)
@@ -411,10 +414,7 @@ def test_every_variant_of_the_catalog_has_a_recipe(name, tmp_path):
         uses_one_gpu = (settings.ranks, settings.exchange) == (1, "all_reduce")
         changes = asdict(settings) | FEW | {"preprocessor": settings.preprocessor}
         run = make_run({"it": 1.0}, variants={"it": changes}, experiment=name)
-        if settings.storage_format in ("small", "yuv420"):
-            with pytest.raises(ValueError, match="storage_format of a recipe must be jpeg or"):
-                run.recipe()
-        elif settings.loader not in OUTSIDE and uses_one_gpu:
+        if settings.loader not in OUTSIDE and uses_one_gpu:
             text = run.recipe()
             assert "import labkit" not in text and "from labkit" not in text
             (tmp_path / f"{number}.py").write_text(text, encoding="utf-8")
@@ -567,6 +567,7 @@ def test_the_comments_give_the_gain_and_its_conditions():
         ({"decoder": "simplejpeg_scaled"}, "Images: decoded to half a side or less where 64 px"),
         ({"jitter_ms": 40}, "Samples: each up to 40 ms late"),
         ({"loader": "resident"}, "It does only part of the baseline's work"),
+        ({"loader": "bare_threads"}, "handed over one batch, this program all of them"),
         ({"loader": "torch_iterable"}, "iterable-style; this one delivers the same batches"),
         ({"loader": "shards"}, "read the pack with webdataset; this program reads it at random"),
         ({"loader": "torch_by_batch"}, "delivers the same, sample by sample"),

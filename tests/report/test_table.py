@@ -54,6 +54,24 @@ def test_the_table_has_five_columns_of_text():
     ]
 
 
+def test_loaders_of_other_libraries_compared_alone_also_have_their_cpu_time():
+    trials = fake_trials({"threads": 1.0, "dali": 2.0})
+    names, nothing = ["threads", "dali"], {"trains_nothing": True}
+    outside = {"threads": nothing, "dali": {**nothing, "loads_outside": True}}
+    found = table(summarize(fake_info(names, facts=outside), trials))
+    column = found.header.index("CPU time per image")
+    for name, *_ in found.rows:
+        own = [trial for trial in trials if trial.variant == name]
+        images = sum(epoch.images for trial in own for epoch in trial.epochs)
+        cpu_s = sum(trial.cpu_s for trial in own)
+        cells = {row[0]: row[column] for row in found.rows}
+        assert cells[name] == units.seconds(cpu_s / images)
+    assert cells["dali"] != cells["threads"]
+    for facts in (dict.fromkeys(names, nothing), {"dali": outside["dali"]}):
+        other = table(summarize(fake_info(names, facts=facts), trials))
+        assert "CPU time per image" not in other.header
+
+
 def test_html_and_text_hold_question_conditions_numbers_and_notes_in_order():
     summary = judged_summary(skipped={"nvme": "not named"}, **CHECKED)
     found = table(summary)

@@ -1,7 +1,7 @@
 """The interface of the data to loaders; pinning, for loaders other than torch's.
 
     source.order ─▶ keys ─▶ source[key] ─▶ arrays ─▶ source.collate ─▶ batch
-    source.outside() ─▶ files, labels, numbers ─▶ tf.data or DALI ─▶ batch
+    source.outside() ─▶ files, labels, numbers ─▶ tf.data, DALI or FFmpeg ─▶ batch
 
 `order` has other keys in every epoch.  tf.data and DALI read, decode and preprocess by themselves,
 so they support only preprocessing that numbers describe in full.  Both start threads, and a fork
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     Batch = dict[str, torch.Tensor]
 
-RIVALS = install.extra("rivals")  # tf.data and DALI
+RIVALS = install.extra("rivals")  # the loaders of other libraries than torch
 
 
 class Source(Protocol):
@@ -73,9 +73,17 @@ class Outside:
     """The name of each, as packs keep it."""
     labels: np.ndarray
     """(N,) int64."""
-    scale_rgb: tuple[float, float, float]
-    shift_rgb: tuple[float, float, float]
+    scale_rgb: tuple[float, float, float] | None
+    """What pixels are multiplied by; None: they stay uint8."""
+    shift_rgb: tuple[float, float, float] | None
     input_px: int
+    draw_crops: Callable[[int], np.ndarray] | None = None
+    """An epoch -> its crops, as of `crops`; None: whole images are taken."""
+
+    @property
+    def entry(self) -> str:
+        """The name of the images in a batch."""
+        return "pixels" if self.scale_rgb is None else "image"
 
     def positions(self, source: Source, batch_size: int) -> np.ndarray:
         """Return the epoch's images as places in these lists, in the source's order.
@@ -86,6 +94,15 @@ class Outside:
         ids = np.array([image_id for _, image_id in source.order], np.int64)
         ids = ids[: len(ids) // batch_size * batch_size]
         return np.searchsorted(self.ids, ids).reshape(-1, batch_size)
+
+    def crops(self, source: Source) -> np.ndarray:
+        """Return the crops of the source's epoch.
+
+        Returns:
+            (N, 5) int64: left, top, width and height in pixels, and 1 where the crop is flipped.
+        """
+        epoch, _ = next(iter(source.order))
+        return self.draw_crops(epoch)
 
 
 def threads_of(settings: Settings) -> int:

@@ -1,6 +1,6 @@
 """tf.data: TensorFlow's input pipeline with the documents' stages, each of which can be left out.
 
-    positions ─▶ map: read, decode, resize, normalize ─▶ batch ─▶ prefetch ─▶ torch tensors
+    positions ─▶ map: read, decode, resize, finish ─▶ batch ─▶ prefetch ─▶ torch tensors
     shards    ─▶ parallel reads ─▶ the epoch's records ─▶ the same
 
 Batches are handed to torch without a copy.  The order comes from the source; only the documents'
@@ -59,19 +59,20 @@ def load_with_tf_data(
         Skip: TensorFlow is missing or broken, or the work is none that it can do.
     """
     images, tf = source.outside(), _open()
-    one = _one_image(tf, images)
+    one, start_crops = _one_image(tf, source, images)
     whole = len(images.ids) // settings.batch_size * settings.batch_size
     with tf.device("CPU"):
-        files, labels, ids = map(tf.constant, (images.files, images.labels, images.ids))
+        files = tf.constant(images.files)
         # Held in a variable: a pipeline of its own for every epoch would be traced every time.
         order = tf.Variable(np.zeros(whole, np.int64), trainable=False)
 
     def at(number: object) -> dict[str, Any]:
         i = tf.gather(order, number)
-        return one(tf.io.read_file(files[i]), labels[i], ids[i])
+        return one(tf.io.read_file(files[i]), i)
 
     def start() -> None:
         order.assign(images.positions(source, settings.batch_size).ravel())
+        start_crops()
 
     calls = tf.data.AUTOTUNE if parallel_map else None
     dataset = tf.data.Dataset.range(whole).map(at, num_parallel_calls=calls)
@@ -89,20 +90,23 @@ def load_as_published(source: Source, settings: Settings) -> Iterable[dict[str, 
         Skip: as `load_with_tf_data`.
     """
     images, tf = source.outside(), _open()
-    one = _one_image(tf, images)
-    like = {"image": tf.float32, "label": tf.int64, "sample_id": tf.int64}
+    one, start = _one_image(tf, source, images)
+    of_images = tf.uint8 if images.scale_rgb is None else tf.float32
+    signature = {images.entry: of_images, "label": tf.int64, "sample_id": tf.int64}
 
-    def every(files: object, labels: object, ids: object) -> dict[str, Any]:
+    def every(files: object, places: object) -> dict[str, Any]:
         return tf.map_fn(
-            lambda at: one(tf.io.read_file(at[0]), at[1], at[2]),
-            (files, labels, ids),
-            fn_output_signature=like,
+            lambda at: one(tf.io.read_file(at[0]), at[1]),
+            (files, places),
+            fn_output_signature=signature,
         )
 
-    dataset = tf.data.Dataset.from_tensor_slices((list(images.files), images.labels, images.ids))
+    places = np.arange(len(images.ids))
+    dataset = tf.data.Dataset.from_tensor_slices((list(images.files), places))
     dataset = dataset.shuffle(5000, seed=settings.seed)  # as in the documents' snippet
     dataset = dataset.batch(settings.batch_size, drop_remainder=True)
-    return _finish(tf, dataset.map(every, num_parallel_calls=tf.data.AUTOTUNE), settings)
+    dataset = dataset.map(every, num_parallel_calls=tf.data.AUTOTUNE)
+    return _finish(tf, dataset, settings, start=start)
 
 
 def load_tfrecords(
@@ -119,12 +123,11 @@ def load_tfrecords(
         Skip: as `load_with_tf_data`.
     """
     images, tf = source.outside(), _open()
-    one = _one_image(tf, images)
+    one, start = _one_image(tf, source, images)
     names = tf.constant([os.fsencode(name) for name in images.names])
     places = tf.lookup.StaticHashTable(
         tf.lookup.KeyValueTensorInitializer(names, tf.range(len(images.ids), dtype=tf.int64)), -1
     )
-    labels, ids = tf.constant(images.labels), tf.constant(images.ids)
     text = tf.io.FixedLenFeature([], tf.string)
 
     def parse(record: object) -> tuple[object, object]:
@@ -135,10 +138,9 @@ def load_tfrecords(
     dataset = tf.data.TFRecordDataset(list(images.files), num_parallel_reads=reads).map(parse)
     # The last images of the epoch may not be the last records: what comes then is not read.
     dataset = dataset.filter(lambda jpeg, i: i >= 0).take(len(images.ids))
-    dataset = dataset.map(
-        lambda jpeg, i: one(jpeg, labels[i], ids[i]), num_parallel_calls=tf.data.AUTOTUNE
-    )
-    return _finish(tf, dataset.batch(settings.batch_size, drop_remainder=True), settings)
+    dataset = dataset.map(one, num_parallel_calls=tf.data.AUTOTUNE)
+    dataset = dataset.batch(settings.batch_size, drop_remainder=True)
+    return _finish(tf, dataset, settings, start=start)
 
 
 def _open() -> ModuleType:
@@ -151,19 +153,45 @@ def _open() -> ModuleType:
     return tf
 
 
-def _one_image(tf: ModuleType, images: Outside) -> Callable:
-    scale, shift = np.array(images.scale_rgb, np.float32), np.array(images.shift_rgb, np.float32)
+def _one_image(
+    tf: ModuleType, source: Source, images: Outside
+) -> tuple[Callable[[Any, Any], dict[str, Any]], Callable[[], None]]:
+    """Return what makes a sample of a JPEG and its place, and what starts an epoch of samples."""
     side = (images.input_px, images.input_px)
+    # The fast inverse DCT is tf.data's default and gives other pixels than every decoder here.
+    how = {"channels": 3, "dct_method": "INTEGER_ACCURATE"}
+    with tf.device("CPU"):
+        labels, ids = tf.constant(images.labels), tf.constant(images.ids)
+        crops = tf.Variable(np.zeros((len(images.ids), 5), np.int32), trainable=False)
 
-    def one(jpeg: object, label: object, sample_id: object) -> dict[str, Any]:
-        # The fast inverse DCT is tf.data's default and gives other pixels than every decoder here.
-        pixels = tf.io.decode_jpeg(jpeg, channels=3, dct_method="INTEGER_ACCURATE")
-        small = tf.image.resize(pixels, side, method="bilinear", antialias=False)
-        planes = tf.transpose(small * scale + shift, (2, 0, 1))
-        planes.set_shape((3, *side))
-        return {"image": planes, "label": label, "sample_id": sample_id}
+    def start() -> None:
+        if images.draw_crops is not None:
+            crops.assign(images.crops(source).astype(np.int32))
 
-    return one
+    def one(jpeg: Any, i: Any) -> dict[str, Any]:
+        if images.draw_crops is None:
+            pixels = tf.io.decode_jpeg(jpeg, **how)
+        else:
+            left, top, wide, high, is_flipped = tf.unstack(tf.gather(crops, i))
+            window = tf.stack([top, left, high, wide])
+            pixels = tf.io.decode_and_crop_jpeg(jpeg, window, **how)
+        # A crop that shrinks is averaged, as torchvision does and OpenCV below half of its size.
+        averages = images.draw_crops is not None
+        image = tf.image.resize(pixels, side, method="bilinear", antialias=averages)
+        if images.draw_crops is not None:
+            image = tf.cond(is_flipped > 0, lambda: tf.reverse(image, [1]), lambda: image)
+        if images.scale_rgb is None:
+            image = tf.cast(tf.round(image), tf.uint8)
+            image.set_shape((*side, 3))
+        else:
+            scale, shift = (
+                np.array(each, np.float32) for each in (images.scale_rgb, images.shift_rgb)
+            )
+            image = tf.transpose(image * scale + shift, (2, 0, 1))
+            image.set_shape((3, *side))
+        return {images.entry: image, "label": labels[i], "sample_id": ids[i]}
+
+    return one, start
 
 
 def _finish(
@@ -172,7 +200,7 @@ def _finish(
     settings: Settings,
     *,
     prefetch: bool = True,
-    start: Callable[[], None] = lambda: None,
+    start: Callable[[], None],
 ) -> Iterable[dict[str, torch.Tensor]]:
     """Limit AUTOTUNE to as many threads as the other loaders have workers; make it a loader."""
     options = tf.data.Options()

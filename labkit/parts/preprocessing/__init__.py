@@ -21,6 +21,7 @@ from labkit.batches import BATCHES, bytes_of
 from labkit.contracts import Annotation, Part, ResizeAndNormalize, Sample
 from labkit.parts.preprocessing.classification import (
     IN_NUMBERS,
+    PIXELS_IN_NUMBERS,
     classification,
     classification_on_device,
     classification_pillow,
@@ -108,6 +109,7 @@ PREPROCESSORS: dict[str, Preprocessor] = {
         normalize_on_device,
         library="opencv",
         batch="classifier",
+        in_numbers=PIXELS_IN_NUMBERS,
         in_parts=True,
         crop=draw_crop,
     ),

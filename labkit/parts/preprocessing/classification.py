@@ -165,3 +165,4 @@ def _label(annotation: Annotation) -> int:
 IN_NUMBERS = ResizeAndNormalize(
     scale_rgb=tuple(SCALE_RGB.tolist()), shift_rgb=tuple(SHIFT_RGB.tolist()), label=_label
 )
+PIXELS_IN_NUMBERS = ResizeAndNormalize(label=_label)

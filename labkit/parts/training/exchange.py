@@ -81,7 +81,7 @@ def why_not(chosen: Chosen) -> str:
             f"GPUs, got {settings.ranks}"
         )
     whole = f"ranks must be 1 {{}}, got {settings.ranks}"
-    if chosen.loader.is_outside:
+    if chosen.loader.needs:
         return whole.format(f"for the loader {settings.loader}, which divides no epoch")
     if chosen.storage.needs_our_reader:
         return whole.format(f"for the storage {settings.storage}, which one process models")

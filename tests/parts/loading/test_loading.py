@@ -6,6 +6,7 @@ Thread, process, shared-memory and file-handle counts are the kernel's own.
 import gc
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -21,9 +22,9 @@ from labkit.pipeline import open_loader
 from labkit.resolve import resolve
 from tests.processes import until
 
-OURS = [name for name, its in LOADERS.items() if not its.is_outside]  # the others: test_rivals
+OURS = [name for name, its in LOADERS.items() if not its.needs]  # the others: test_rivals
 ALL = pytest.mark.parametrize("name", OURS)
-OTHER_ORDER = ("resident", "torch_any_order", "shards")
+OTHER_ORDER = ("resident", "bare_threads", "torch_any_order", "shards")
 IN_ORDER = [name for name in OURS if name not in OTHER_ORDER]
 LOADING = pytest.mark.parametrize("name", IN_ORDER)
 
@@ -78,6 +79,29 @@ def test_the_resident_loader_repeats_the_first_batch_and_reads_no_more(photos):
     assert ids(loader) == first * 6
     how = {"loader": "resident", "num_workers": 2, "pin_memory": True}
     assert ids(delivered(photos, **how)) == first * 6
+
+
+def test_bare_threads_make_every_sample_once_and_hand_over_the_first_batch(photos):
+    source, loader = open_loader(
+        resolve(settings(photos, loader="bare_threads", num_workers=3, batch_size=5))
+    )
+    first, made, make = ids(loader)[:5], [], source.parts.preprocessor.function
+    part = replace(
+        source.parts.preprocessor,
+        function=lambda sample, px: made.append(sample.sample_id) or make(sample, px),
+    )
+    source.parts = replace(source.parts, preprocessor=part)
+    for source.order.epoch in range(2):
+        made.clear()
+        assert ids(loader) == first * 4
+        assert sorted(made) == sorted(image_id for _, image_id in list(source.order)[:20])
+
+
+def test_an_error_in_a_sample_of_bare_threads_reaches_the_loop(photos):
+    source, loader = open_loader(resolve(settings(photos, loader="bare_threads", num_workers=2)))
+    source.reader = None
+    with pytest.raises(AttributeError):
+        list(loader)
 
 
 @pytest.mark.needs_cuda

@@ -1,4 +1,4 @@
-"""Rivals: tf.data and DALI do torch's work, in the same order, and end as cleanly; or say why not.
+"""Rivals: loaders of other libraries do torch's work, and end as cleanly; or say why not.
 
 Without the extra most of this is skipped.
 """
@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,10 +19,12 @@ from kernel import needs_fork
 from small import completed
 
 from labkit.analysis.equal_work import difference
+from labkit.analysis.thresholds import AVERAGED_TOLERANCE_LEVELS
 from labkit.batches import classifier_batch
 from labkit.contracts import Skip, open_library
 from labkit.parts.loading import LOADERS
 from labkit.parts.loading.dali import DaliLoader
+from labkit.parts.loading.source import Outside
 from labkit.pipeline import open_loader
 from labkit.resolve import resolve
 from labkit.runs.check_equal_work import compare_work
@@ -31,18 +33,31 @@ from labkit.runs.packs import ensure_pack
 from tests.parts.loading.test_loading import assert_nothing_left
 from tests.processes import PATIENCE_S
 
-ON_CPU = sorted(name for name, its in LOADERS.items() if its.is_outside and not its.needs_gpu)
-OWN_ORDER = [name for name in ON_CPU if LOADERS[name].has_own_order]
-IN_ORDER = [name for name in ON_CPU if name not in OWN_ORDER]
-ONE_OF_EACH = ["tf_data", "dali_cpu"]
+OTHERS = [name for name, its in LOADERS.items() if its.needs and not its.needs_gpu]
+NORMALIZING = sorted(
+    name for name in OTHERS if LOADERS[name].makes_samples and not LOADERS[name].leaves_uint8
+)
+OWN_ORDER = [*(name for name in NORMALIZING if LOADERS[name].has_own_order), "webdataset"]
+IN_ORDER = [*(name for name in NORMALIZING if name not in OWN_ORDER), "spdl"]
+CROPPING = ["tf_data", "dali_cpu", "spdl_decoder"]
+OUR_SAMPLES = ["spdl", "webdataset"]
+ONE_OF_EACH = ["tf_data", "dali_cpu", "spdl", "spdl_decoder", "webdataset"]
 BATCH_SIZE, INPUT_PX = 4, 64
 SPECS = classifier_batch(BATCH_SIZE, INPUT_PX)
 
 
+def rivals(names):
+    """Parameters of a test: those whose library is missing are skipped."""
+    return [
+        pytest.param(name, marks=pytest.mark.needs_rivals(LOADERS[name].needs)) for name in names
+    ]
+
+
 def settings(data, loader, **changes):
+    of_pixels = LOADERS[loader].leaves_uint8
     small = {
-        "num_workers": 2, "device": "cpu", "preprocessor": "classification",
-        "packing": LOADERS[loader].reads or "folder",
+        "num_workers": 2, "device": "cpu", "packing": LOADERS[loader].reads or "folder",
+        "preprocessor": "classification_crop_on_device" if of_pixels else "classification",
     }  # fmt: skip
     return completed(data=str(data), loader=loader, **{**small, **changes})
 
@@ -70,7 +85,8 @@ def packed(photos, tmp_path_factory):
     """The photos, and beside them a pack of them in several shards."""
     data = tmp_path_factory.mktemp("packed") / "photos"
     shutil.copytree(photos, data)
-    ensure_pack(settings(data, "tf_data_tfrecord"))
+    for loader in ("tf_data_tfrecord", "webdataset"):
+        ensure_pack(settings(data, loader))
     return data
 
 
@@ -92,7 +108,7 @@ KINDS = {
 
 @pytest.mark.needs_rivals
 class TestTheSameWork:
-    @pytest.mark.parametrize("name", IN_ORDER)
+    @pytest.mark.parametrize("name", rivals(IN_ORDER))
     def test_every_epoch_has_torchs_batches_in_torchs_order(self, photos, name):
         source, loader = opened(photos, name, batch_size=5)
         specs = classifier_batch(5, INPUT_PX)
@@ -106,13 +122,13 @@ class TestTheSameWork:
                 }
                 assert difference(batch, reference, specs) == ""
 
-    @pytest.mark.parametrize("name", OWN_ORDER)
+    @pytest.mark.parametrize("name", rivals(OWN_ORDER))
     def test_an_order_of_its_own_still_has_every_image_once(self, packed, name):
-        _, loader = opened(packed, name)
+        source, loader = opened(packed, name)
         reference = {int(i): (image, label) for batch in torchs(packed) for i, image, label in
                      zip(batch["sample_id"], batch["image"], batch["label"])}  # fmt: skip
         orders = []
-        for _ in range(2):
+        for source.order.epoch in range(2):
             batches = arrays(loader)
             orders.append(ids(batches))
             assert sorted(orders[-1]) == list(range(24))
@@ -124,11 +140,11 @@ class TestTheSameWork:
                     "sample_id": batch["sample_id"],
                 }
                 assert difference(batch, same, SPECS) == ""
-        shuffles = name == "tf_data_as_published"
+        shuffles = name in ("tf_data_as_published", "webdataset")
         assert (orders[0] != orders[1]) is shuffles
         assert (orders[0] == list(range(24))) is (name == "tf_data_tfrecord_one_by_one")
 
-    @pytest.mark.parametrize("name", ONE_OF_EACH)
+    @pytest.mark.parametrize("name", rivals(["tf_data", "dali_cpu", "spdl"]))
     def test_a_batch_that_is_kept_is_not_written_to_again(self, photos, name):
         source, loader = opened(photos, name)
         kept = []
@@ -139,9 +155,37 @@ class TestTheSameWork:
         for batch, reference in zip(arrays(kept), wanted, strict=True):
             assert difference(batch, reference, SPECS) == ""
 
-    def test_the_gate_lets_them_pass(self, packed):
-        variants = {name: settings(packed, name, batch_size=24) for name in ("torch", *ON_CPU)}
+    @pytest.mark.parametrize("name", rivals([*NORMALIZING, *OUR_SAMPLES]))
+    def test_the_gate_lets_them_pass(self, packed, name):
+        variants = {each: settings(packed, each, batch_size=24) for each in ("torch", name)}
         assert compare_work(variants, "torch") == dict.fromkeys(variants, ("ok", ""))
+
+    @pytest.mark.parametrize("name", rivals([*CROPPING, *OUR_SAMPLES]))
+    def test_random_crops_pass_too_and_those_of_another_epoch_do_not(
+        self, packed, name, monkeypatch
+    ):
+        how = {"preprocessor": "classification_crop_on_device", "decoder": "simplejpeg"}
+        variants = {each: settings(packed, each, batch_size=24, **how) for each in ("torch", name)}
+        assert compare_work(variants, "torch") == dict.fromkeys(variants, ("ok", ""))
+        if name in CROPPING:
+            monkeypatch.setattr(Outside, "crops", lambda self, source: self.draw_crops(9))
+            status, reason = compare_work(variants, "torch")[name]
+            assert status == "failed"
+            assert "not the same work as torch: image must differ" in reason
+
+    @pytest.mark.parametrize("name", rivals(CROPPING))
+    def test_every_epoch_has_its_own_crops_in_torchs_order(self, photos, name):
+        how = {"preprocessor": "classification_crop_on_device", "decoder": "simplejpeg"}
+        source, loader = opened(photos, name, **how)
+        for epoch in range(3):  # one more than the settings have
+            source.order.epoch = epoch
+            wanted = torchs(photos, epoch, **how)
+            for batch, reference in zip(arrays(loader), wanted, strict=True):
+                assert batch["sample_id"].tolist() == reference["sample_id"].tolist()
+                assert batch["label"].tolist() == reference["label"].tolist()
+                assert batch["pixels"].dtype == np.uint8
+                apart = batch["pixels"].astype(float) - reference["pixels"]
+                assert np.abs(apart).mean() < AVERAGED_TOLERANCE_LEVELS
 
     @pytest.mark.parametrize("kind", KINDS)
     def test_every_kind_of_jpeg_becomes_the_same_pixels(self, kind, tmp_path):
@@ -172,11 +216,11 @@ def test_tensorflow_reads_tfrecord(packed):
 @pytest.mark.needs_rivals
 class TestEnding:
     @pytest.mark.parametrize("how", [{}, {"pin_memory": True, "device": "simulated"}])
-    @pytest.mark.parametrize("name", ONE_OF_EACH)
-    def test_breaking_off_again_and_again_leaves_nothing(self, photos, name, how):
-        assert_nothing_left(opened(photos, name, **how)[1], times=5)
+    @pytest.mark.parametrize("name", rivals(ONE_OF_EACH))
+    def test_breaking_off_again_and_again_leaves_nothing(self, packed, name, how):
+        assert_nothing_left(opened(packed, name, **how)[1], times=5)
 
-    @pytest.mark.parametrize("name", ONE_OF_EACH)
+    @pytest.mark.parametrize("name", rivals(ONE_OF_EACH[:-1]))
     def test_a_file_that_is_no_image_ends_the_epoch_with_an_error(self, photos, tmp_path, name):
         data = tmp_path / "data"
         shutil.copytree(photos, data)
@@ -191,7 +235,7 @@ class TestEnding:
         read_bytes = 2 * sum(file.stat().st_size for file in photos.rglob("*.jpg"))
         crcs = set()
         with Launcher(tmp_path / "log") as launcher:
-            for name in ("torch", *ONE_OF_EACH):
+            for name in ("torch", "tf_data", "dali_cpu"):
                 wanted = asdict(settings(photos, name, device="simulated"))
                 wanted["gpu_images_per_s"] = 10_000
                 wanted |= {"cache": "as found", "images": 24}
@@ -221,7 +265,7 @@ class FakePipeline:
 def test_dali_hands_its_outputs_to_the_stream_that_computes(on_gpu, monkeypatch):
     made, loader = FakePipeline(), object.__new__(DaliLoader)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: "the stream that computes")
-    loader._on_gpu = on_gpu
+    loader._on_gpu, loader._entry = on_gpu, "image"
     assert len(list(loader._batches(made, None))) == 2
     assert made.asked == [(("the stream that computes",) if on_gpu else (), {})] * 2
 
@@ -249,9 +293,14 @@ class TestReasons:
         ("name", "changes", "message"),
         [
             ("dali", {"preprocessor": "vectorized"},
-             "the loader dali preprocesses by itself, and can do classification, not vectorized"),
+             "the loader dali preprocesses by itself, and can do classification, "
+             "classification_crop_on_device, not vectorized"),
             ("tf_data", {"preprocessor": "classification_pillow"},
-             "and can do classification, not classification_pillow; choose preprocessor"),
+             "classification_crop_on_device, not classification_pillow; choose preprocessor"),
+            ("spdl_decoder", {"preprocessor": "classification"},
+             "and can do classification_crop_on_device, not classification; choose preprocessor"),
+            ("webdataset", {"packing": "raw"},
+             "the loader webdataset reads JPEGs by itself from the packing tar, got raw with jpeg"),
             ("tf_data_tfrecord", {"packing": "folder"},
              "reads JPEGs by itself from the packing tfrecord, got folder"),
             ("dali_cpu", {"storage": "modelled_ssd"},
@@ -264,6 +313,26 @@ class TestReasons:
     def test_what_a_rival_cannot_do_it_skips(self, photos, name, changes, message):
         with pytest.raises(Skip, match=message):
             opened(photos, name, **changes)
+
+    @pytest.mark.parametrize("name", OTHERS)
+    def test_without_its_library_each_is_skipped_and_says_what_installs_it(
+        self, packed, name, monkeypatch
+    ):
+        monkeypatch.setitem(LOADERS, name, replace(LOADERS[name], needs="no_such_library.part"))
+        reason = r"^no_such_library\.part is not installed; pip install 'torch-labkit\[rivals\]'$"
+        with pytest.raises(Skip, match=reason):
+            opened(packed, name)
+
+    @pytest.mark.needs_rivals("spdl.io")
+    def test_spdls_decoder_without_ffmpeg_is_skipped(self, photos, monkeypatch):
+        import spdl.io.utils
+
+        def find_none():
+            raise RuntimeError("Failed to import libspdl")
+
+        monkeypatch.setattr(spdl.io.utils, "get_ffmpeg_versions", find_none)
+        with pytest.raises(Skip, match=r"^spdl\.io finds no FFmpeg 4 to 9; install its shared lib"):
+            opened(photos, "spdl_decoder")
 
     def test_a_missing_and_a_broken_library_are_told_apart(self, tmp_path, monkeypatch):
         install = "pip install it"

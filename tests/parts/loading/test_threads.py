@@ -223,6 +223,22 @@ class TestErrors:
             assert frames[-1].name == "make"
         assert_threads_end()
 
+    def test_after_an_error_no_further_sample_of_the_batch_is_begun(self):
+        made, failing = [], threading.Event()
+
+        def make(i):
+            made.append(i)
+            if i == 1:  # in the other thread, which is still busy when the first sample fails
+                failing.wait(PATIENCE_S)
+                time.sleep(0.05)
+                return i
+            failing.set()
+            raise KeyError("disk gone")
+
+        with pytest.raises(KeyError, match="disk gone"):
+            list(ThreadLoader(Numbers(40, make), 40, num_threads=2))
+        assert len(made) <= 2
+
     @THREADS
     def test_a_stop_iteration_in_a_sample_does_not_end_the_epoch_in_silence(self, threads):
         with pytest.raises(RuntimeError, match="raised StopIteration"):
