@@ -149,6 +149,11 @@ def test_without_arrivals_or_three_rounds_a_row_says_why_it_has_no_steady_rate(a
     assert reason in row.steady_reason
 
 
+@pytest.mark.parametrize(("kind", "epochs"), [("epochs", 2), ("operation", 1)])
+def test_a_run_without_rows_is_of_the_epochs_that_its_kind_has(kind, epochs):
+    assert summarize(fake_info(["base"], kind=kind), []).epochs == epochs
+
+
 def test_only_labels_that_all_rows_share_are_labels_of_the_summary():
     trials = fake_trials({"base": 1.0})
     other = {"storage": MODELLED_DISK, "device": SIMULATED_GPU}
