@@ -125,6 +125,22 @@ def test_the_steady_rate_is_that_of_whole_rounds_of_workers():
     assert row.steady_reason == ""
 
 
+def test_variants_are_compared_by_their_time_or_by_their_steady_rate():
+    trials = [
+        trial
+        for name, longer in (("base", 1), ("other", 2))  # twice as long, at the same rate
+        for trial in with_epochs(
+            [t for t in fake_trials({"base": 1.0, "other": 1.0}) if t.variant == name],
+            workers=4, arrivals_s=ROUNDS_S, **{**ROUNDS, "epoch_s": longer * 5.5},
+        )
+    ]  # fmt: skip
+    summary = summarize(fake_info(["base", "other"]), trials)
+    base, other = summary.rows
+    pair, key = [(other, base)], ("other", "base")
+    assert summary.compare(pair)[key].ratio == pytest.approx(2)
+    assert summary.compare(pair, steady=True)[key].ratio == pytest.approx(1)
+
+
 def test_rows_that_have_waits_only_give_arrivals_through_them():
     waits_s = (1.9, 0.0, 0.0, 0.0) + (0.6, 0.0, 0.0, 0.0) * 2 + (0.6, 0.0)  # steps of 0.1 s
     trials = with_epochs(
