@@ -1,0 +1,15 @@
+"""A diagnosis of a second, for tests of which what is measured is large or does not matter."""
+
+from labkit.diagnosis import arms, diagnose, rules
+
+BUDGET_S = 1.0
+# In the environment of a script that `warm_python` runs: it is diagnosed so.
+SHORT = {"LABKIT_SHORT_DIAGNOSIS": "1"}
+
+
+def shorten(set_attribute=setattr):
+    set_attribute(diagnose, "LEAST_BUDGET_S", BUDGET_S)
+    set_attribute(arms, "SHORTEST_S", 0.1)
+    set_attribute(arms, "FEWEST_STEPS", 4)
+    set_attribute(arms, "BLOCKS", 3)
+    set_attribute(rules, "MOST_WAITING_WORKERS", 2)  # sixteen take seconds to start
