@@ -44,8 +44,8 @@ READ = re.compile(
     "NCCL_|GLOO_|MASTER_|OMP_NUM_|MKL_NUM_|SLURM_|GIT_|"
     "(RANK|LOCAL_RANK|GROUP_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|COLUMNS|LINES|FORCE_COLOR)$"
 )
-# Groups that take long begin first: then no process goes on long after the others.
-LONG = ("notebooks", "browser", "runs", "tests")
+# Files and folders that take long begin first: then no process goes on long after the others.
+LONG = ("test_live.py", "test_watch.py", "notebooks", "browser", "runs", "tests")
 # A machine has one throttled disk.
 ON_THE_DISK = (
     "runs/test_staging.py", "test_slow_disk.py", "test_the_slow_disk", "to_its_end[main]",
@@ -147,8 +147,8 @@ def _why_no_cuda():
 
 
 def _place(item):
-    folder = item.path.parent.name
-    return LONG.index(folder) if folder in LONG else len(LONG)
+    names = {item.path.name, item.path.parent.name}
+    return next((place for place, name in enumerate(LONG) if name in names), len(LONG))
 
 
 def _skip(items, reason):

@@ -21,6 +21,7 @@ from labkit.analysis.rows import Row
 from labkit.parts.devices import GpuSpeeds, SimulatedGpu
 from tests.fake_clock import FakeClock
 from tests.fakes import fake_trial
+from tests.short_diagnosis import BUDGET_S, shorten
 
 
 def test_a_missed_limit_is_printed_saved_and_the_exit_status(tmp_path, capsys):
@@ -208,11 +209,8 @@ def of_each_kind(parts):
 @pytest.fixture
 def perform(photos, tmp_path, monkeypatch):
     """Perform a stage for GPUs on a CPU; return what it found by row."""
-    monkeypatch.setattr("labkit.diagnosis.diagnose.LEAST_BUDGET_S", 0.1)
-    for name, least in {"SHORTEST_S": 0.01, "FEWEST_STEPS": 2, "BLOCKS": 2}.items():
-        monkeypatch.setattr(f"labkit.diagnosis.arms.{name}", least)
-    monkeypatch.setattr("labkit.diagnosis.rules.MOST_WAITING_WORKERS", 2)
-    monkeypatch.setattr(gpu, "SMALL_BUDGET_S", 2.0)
+    shorten(monkeypatch.setattr)
+    monkeypatch.setattr(gpu, "SMALL_BUDGET_S", BUDGET_S)
     (tmp_path / "root/tests").mkdir(parents=True)
     (tmp_path / "root/tests/test_one.py").write_text(ONE_TEST)
     monkeypatch.setattr(gpu, "ROOT", tmp_path / "root")  # the project's own tests take long
@@ -232,17 +230,15 @@ def perform(photos, tmp_path, monkeypatch):
     return perform
 
 
-FAST_STAGES = ("main", "host")
+# `host` takes the least time.
+STAGES = [
+    pytest.param(stage, marks=[] if stage == "host" else pytest.mark.long)
+    for stage in gpu.STAGES
+    if stage != "roofline"
+]
 
 
-@pytest.mark.parametrize(
-    "stage",
-    [
-        pytest.param(stage, marks=[] if stage in FAST_STAGES else pytest.mark.long)
-        for stage in gpu.STAGES
-        if stage != "roofline"
-    ],
-)
+@pytest.mark.parametrize("stage", STAGES)
 def test_a_stage_for_gpus_is_performed_to_its_end(stage, perform):
     status, found = perform(stage)
     assert found

@@ -6,7 +6,6 @@ import json
 import pickle
 import re
 import string
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -31,7 +30,6 @@ from labkit.machine import shared_memory
 from labkit.report.table import Table
 from tests import warm_python
 from tests.diagnosis import test_answer, test_bounds, test_outside
-from tests.processes import PATIENCE_S
 
 LABKIT = Path(labkit.__file__).parent
 # What `watch` and `diagnose` print comes from these modules.
@@ -339,8 +337,7 @@ def test_verdicts_in_a_terminal_are_chinese_and_in_a_page_english(chinese):
 def test_watch_prints_chinese_and_writes_english(tmp_path, chinese):
     script = Path(__file__).parent / "diagnosis" / "trainings.py"
     path = tmp_path / "seen.json"
-    words = [*warm_python.command(), "-m", "labkit.watch", "--json", path, script, "none"]
-    done = subprocess.run(words, capture_output=True, timeout=PATIENCE_S)
-    assert "[labkit] 无法判断数据加载是不是瓶颈：" in done.stderr.decode()
+    done = warm_python.run("-m", "labkit.watch", "--json", path, script, "none", encoding="utf-8")
+    assert "[labkit] 无法判断数据加载是不是瓶颈：" in done.stderr
     sentence = json.loads(path.read_text())["answer"]["sentence"]
     assert sentence.startswith("Whether data loading is the problem cannot be told: no DataLoader")

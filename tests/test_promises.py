@@ -14,12 +14,14 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from json_changes import ANYTHING
 
+import labkit as lab
 from labkit import cli, cli_lab
 from labkit.analysis.summary import in_common
 from labkit.experiments.catalog import CATALOG
 from labkit.experiments.request import Request
 from labkit.panel.form import AUTO, NUMBERS, Form
 from labkit.records import EPOCHS, effective_settings
+from labkit.report import run
 from labkit.report.report import facts
 from labkit.resolve import TABLES, complete_here, resolve
 from labkit.runs.store import StoredRun
@@ -39,6 +41,8 @@ KINDS = field_kinds()
 # Names that are checked against a table, or a form such as http_50ms.
 NAMES = [*TABLES, "exchange", "checkpoint_to", "report_to"]
 WORD = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="/\\\0"), max_size=12)
+# What a shell, Python, HTML or Markdown would read as code.
+NASTY = "<script>alert('x')</script> \"a\" `b` $HOME | ](http://x) \\ ; rm -rf ~"
 
 
 # --- a bad value ----------------------------------------------------------------------------
@@ -255,7 +259,7 @@ def meaning(request):
 # After a blank, such a value would be an option; a shell would split the other.
 @given(requests(), st.booleans())
 @example(Request(experiment="preprocessing", settings={"data": "--mode"}), False)
-@example(Request(experiment="preprocessing", settings={"data": "a 'b' \"c\" $HOME `d`"}), True)
+@example(Request(experiment="preprocessing", settings={"data": NASTY}), True)
 def test_the_command_line_of_a_request_asks_for_the_same(request, is_roofline):
     request = replace(request, roofline=is_roofline)
     program, *words = shlex.split(request.command_line())
@@ -272,11 +276,31 @@ def test_the_run_json_of_a_request_asks_for_the_same(request, is_roofline):
     assert Request.read(fake_info(["a"], request=stored)) == request
 
 
+@settings(max_examples=50)
+@given(requests())
+@example(Request(experiment="preprocessing", settings={"data": NASTY}))
+@example(Request(experiment="storage", settings={"cache": "warm", "num_workers": 2}, roofline=True))
+def test_the_python_code_of_a_request_asks_for_the_same(request):
+    try:
+        request.build()
+    except ValueError:  # such as without the baseline among the variants
+        assume(False)
+    runs = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run, "run", lambda *given, **named: runs.append((*given, named)))
+        patch.setattr(lab, "run", run.run)
+        exec(compile(request.python_code(results="out"), "code", "exec"), {})
+    ((built, mode, named),) = runs
+    assert named["results"] == "out"
+    assert replace(Request.of(built), mode=mode, blocks=named.get("blocks")) == request
+
+
 @settings(max_examples=30)
 @given(requests())
 def test_a_form_that_is_left_alone_asks_for_what_it_was_given(request):
     form = Form(request)
     assert meaning(form.request()) == meaning(request)
     labelled(form.box, "mode").value = "full" if request.mode == "quick" else "quick"
+    labelled(form.box, "blocks").value = "77"
     form.reset()
     assert meaning(form.request()) == meaning(request)

@@ -1,9 +1,9 @@
 """Python that has imported torch already: a fork of one server instead of a process of its own.
 
-    subprocess.run([*command(), "-m", "labkit.watch", "train.py"])
+    run("-m", "labkit.watch", "train.py")
 
-is `[sys.executable, "-m", "labkit.watch", "train.py"]` without the three seconds of CPU time that
-importing torch takes.  The command is a small client: it hands its files, folder and environment
+is `python -m labkit.watch train.py` without the seconds of CPU time that importing torch takes.
+The command is a small client: it hands its files, folder and environment
 to the server, passes signals on, and ends as the program does.
 """
 
@@ -40,6 +40,16 @@ def _command():
     _command.server = server  # it ends with its standard input, and so with this process
     folder = str(Path(__file__).parent)
     return [sys.executable, "-S", "-E", "-c", CLIENT, folder, address[1:]]
+
+
+def run(*words, python=None, **how):
+    """Run a program to its end, here or in another Python; return it, with its output as text."""
+    import subprocess
+
+    from tests.processes import PATIENCE_S
+
+    how = {"capture_output": True, "text": True, "timeout": PATIENCE_S, **how}
+    return subprocess.run([*(python or command()), *map(str, words)], **how)
 
 
 def without_its_frame(errors):
@@ -120,8 +130,10 @@ def accompany(client):
 
 
 def import_what_takes_long():
+    import importlib
 
-    import labkit.cli  # noqa: F401
+    for name in ("labkit.cli", "short_diagnosis", "torch"):
+        importlib.import_module(name)
 
 
 if __name__ == "__main__":
@@ -135,6 +147,8 @@ if __name__ == "__main__":
     os.environ.clear()
     os.environ.update(request["environment"])
     random.seed()
+    if sys.modules["short_diagnosis"].SHORT.items() <= os.environ.items():
+        sys.modules["short_diagnosis"].shorten()
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     if request["words"][0] == "-m":
         _, name, *arguments = request["words"]

@@ -46,6 +46,13 @@ def test_one_block_has_a_ratio_and_nothing_that_takes_two():
     assert Comparison().ratio is None
 
 
+def test_no_pair_is_judged_unless_verdicts_are_asked_for():
+    pair = {"pair": (logs(*[0.5] * 8), logs(*[1.0] * 8))}
+    assert [compare(pair)["pair"].verdict, compare(pair, judged=True)["pair"].verdict] == [
+        "", "faster"
+    ]  # fmt: skip
+
+
 def test_an_interval_shows_a_difference_where_it_does_not_hold_1():
     for shift, is_shown in ((0.0, False), (0.2, True), (-0.2, True)):
         assert Comparison(log_ratios=tuple(around(shift, 0.05))).excludes_1 is is_shown

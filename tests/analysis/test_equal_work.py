@@ -7,10 +7,12 @@ beside TRAINING, and what is wrong with the variant.  Tolerances stand on either
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from fakes import MEANS, fake_info, fake_work
 
-from labkit.analysis.equal_work import unequal_work
+from labkit.analysis.equal_work import difference, unequal_work
+from labkit.batches import ArraySpec
 from labkit.records import Facts
 from labkit.resolve import gather_facts
 
@@ -229,3 +231,18 @@ def test_an_order_that_depends_on_the_workers_is_compared_for_equal_numbers_of_t
 
 def test_batches_that_come_as_they_get_ready_end_an_epoch_with_other_images_each_time():
     assert unequal_loaders("torch_any_order", 2, 2) == {}
+
+
+def test_an_epoch_whose_last_images_are_unknown_hides_no_other():
+    rows = [row("base"), row("v", ids_crc=8)]
+    rows = [replace(x, epochs=(replace(x.epochs[0], last_ids_crc=None), x.epochs[1])) for x in rows]
+    assert unequal_work(INFO, rows) == {"v": f"not the same work as base: {IDS}"}
+
+
+def test_pixels_are_compared_by_their_mean_difference_over_all_images():
+    black = {"image": np.zeros((3, 3, 4, 4), np.float32)}
+    other = {"image": black["image"] + np.float32([1, 2, 3])[:, None, None, None]}
+    specs = {"image": ArraySpec(shape=(3, 3, 4, 4), dtype="float32", tolerance=0.5)}
+    assert difference(other, black, specs).endswith("by at most 0.5, got 3")
+    assert difference(other, black, specs, levels=57).endswith("on average at most 0.997899, got 2")
+    assert difference(other, black, specs, levels=115) == ""

@@ -126,6 +126,22 @@ def test_the_steady_rate_is_that_of_whole_rounds_of_workers():
     assert row.steady_reason == ""
 
 
+def test_variants_are_compared_by_their_time_or_by_their_steady_rate():
+    trials = [
+        trial
+        for name, longer in (("base", 1), ("other", 2))  # twice as long, at the same rate
+        for trial in with_epochs(
+            [t for t in fake_trials({"base": 1.0, "other": 1.0}) if t.variant == name],
+            workers=4, arrivals_s=ROUNDS_S, **{**ROUNDS, "epoch_s": longer * 5.5},
+        )
+    ]  # fmt: skip
+    summary = summarize(fake_info(["base", "other"]), trials)
+    base, other = summary.rows
+    pair, key = [(other, base)], ("other", "base")
+    assert summary.compare(pair)[key].ratio == pytest.approx(2)
+    assert summary.compare(pair, steady=True)[key].ratio == pytest.approx(1)
+
+
 def test_rows_that_have_waits_only_give_arrivals_through_them():
     waits_s = (1.9, 0.0, 0.0, 0.0) + (0.6, 0.0, 0.0, 0.0) * 2 + (0.6, 0.0)  # steps of 0.1 s
     trials = with_epochs(
@@ -148,6 +164,11 @@ def test_without_arrivals_or_three_rounds_a_row_says_why_it_has_no_steady_rate(a
     (row,) = summarize(fake_info(["base"]), trials).rows
     assert (row.steady_images_per_s, row.steady_rates) == (None, ())
     assert reason in row.steady_reason
+
+
+@pytest.mark.parametrize(("kind", "epochs"), [("epochs", 2), ("operation", 1)])
+def test_a_run_without_rows_is_of_the_epochs_that_its_kind_has(kind, epochs):
+    assert summarize(fake_info(["base"], kind=kind), []).epochs == epochs
 
 
 def test_only_labels_that_all_rows_share_are_labels_of_the_summary():

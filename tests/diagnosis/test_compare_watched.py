@@ -2,7 +2,6 @@
 
 import json
 import re
-import subprocess
 
 import pytest
 
@@ -10,7 +9,6 @@ from labkit.cli import main
 from labkit.diagnosis.compare import Watched, compare_watched
 from labkit.diagnosis.loader_arguments import LoaderArguments, read_arguments
 from tests import warm_python
-from tests.processes import PATIENCE_S
 
 SCRIPT = """
 import os, random, sys, time
@@ -68,8 +66,7 @@ def script(tmp_path_factory):
 
 def watch(script, *words, sample_s=0.01, steps=300, how="plain"):
     """Run the script under `labkit watch`; return status, output and labkit's lines."""
-    command = [*warm_python.command(), "-m", "labkit.watch", *words, script, sample_s, steps, how]
-    done = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=PATIENCE_S)
+    done = warm_python.run("-m", "labkit.watch", *words, script, sample_s, steps, how)
     return done.returncode, done.stdout, done.stderr
 
 
@@ -261,20 +258,14 @@ def test_a_file_that_is_missing_is_one_line_also_before_the_script_runs(script, 
     assert errors.startswith("labkit: [Errno 2] No such file or directory: 'missing.json'; see")
 
 
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("", "but is empty; write it again with `labkit watch --json`"),
-        ("train.py took 7 s", "but is no JSON (Expecting value"),
-        ('{"training": {}, "version": 7}', "is of another version of labkit; write it again"),
-    ],
-)
-def test_another_file_ends_watch_before_the_script_runs(script, tmp_path, text, reason):
+def test_another_file_ends_watch_before_the_script_runs(script, tmp_path):
     path = tmp_path / "other.json"
-    path.write_text(text)
+    path.touch()
     status, out, errors = watch(script, "--compare", path)
     assert (status, out, errors.count("\n")) == (2, "", 1)
-    assert errors.startswith(f"labkit: {path} ") and reason in errors
+    assert errors.startswith(
+        f"labkit: {path} must be a file of `labkit watch --json`, but is empty;"
+    )
 
 
 def test_a_file_without_a_training_is_not_compared(script, slow, tmp_path, capsys):

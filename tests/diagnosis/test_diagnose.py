@@ -21,8 +21,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 import labkit as lab
-from labkit.diagnosis import arms, bounds, loaders, measure, rules, verify
-from labkit.diagnosis import diagnose as module
+from labkit.diagnosis import arms, bounds, loaders, measure, rules
 from labkit.diagnosis.arms import Loop
 from labkit.diagnosis.bounds import bounds_of
 from labkit.diagnosis.facts import Batch, Facts, Stages
@@ -36,20 +35,13 @@ from labkit.machine.usage import own_cpu_s
 from labkit.parts.devices import GpuSpeeds, SimulatedGpu
 from tests.fake_clock import FakeClock
 from tests.processes import PATIENCE_S
-
-BUDGET_S = 10.0
+from tests.short_diagnosis import BUDGET_S, shorten
 
 
 @pytest.fixture(scope="module", autouse=True)
 def short_stretches():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "LEAST_BUDGET_S", 1.0)
-        for each in (measure, verify):
-            patch.setattr(each, "stretch_s", lambda *_: 0.1)
-        patch.setattr(arms, "SHORTEST_STRETCH_S", 0.1)
-        patch.setattr(arms, "FEWEST_STRETCH_STEPS", 4)
-        patch.setattr(arms, "BLOCKS", 3)
-        patch.setattr(rules, "MOST_WAITING_WORKERS", 2)  # sixteen take seconds to start
+        shorten(patch.setattr)
         yield
 
 

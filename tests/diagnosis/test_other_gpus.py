@@ -7,8 +7,8 @@ import torch
 from torch.utils.data import DataLoader
 
 import labkit as lab
-from labkit.diagnosis import diagnose as module
 from labkit.diagnosis.gpu import find_device
+from tests.short_diagnosis import BUDGET_S, shorten
 
 STEP_S = 0.02
 ROOM = 8
@@ -39,7 +39,7 @@ def queued(gpu, monkeypatch):
 
 
 def test_a_step_is_timed_until_its_work_is_done(gpu, queued, monkeypatch):
-    monkeypatch.setattr(module, "LEAST_BUDGET_S", 1.0)
+    shorten(monkeypatch.setattr)
     loader = DataLoader([(i, i) for i in range(64)], batch_size=4, collate_fn=list)
 
     def step(batch):
@@ -47,14 +47,14 @@ def test_a_step_is_timed_until_its_work_is_done(gpu, queued, monkeypatch):
         if len(queued) == ROOM:  # the queue is full: the host waits
             getattr(torch, gpu).synchronize()
 
-    found = lab.diagnose(loader, step, budget_s=4.0, progress=False)
+    found = lab.diagnose(loader, step, budget_s=BUDGET_S, progress=False)
     assert found.facts.device == gpu
     step_s = found.table().loc["computing alone (batches are kept)", "step_s"]
     assert step_s >= STEP_S
 
 
 def test_launching_is_no_work_that_workers_could_do(gpu, queued, monkeypatch):
-    monkeypatch.setattr(module, "LEAST_BUDGET_S", 1.0)
+    shorten(monkeypatch.setattr)
     weights = torch.ones(400, 400)
     loader = DataLoader([torch.ones(400)] * 64, batch_size=8, num_workers=1)
 
@@ -65,7 +65,7 @@ def test_launching_is_no_work_that_workers_could_do(gpu, queued, monkeypatch):
         if len(queued) == ROOM:
             getattr(torch, gpu).synchronize()
 
-    found = lab.diagnose(loader, step, budget_s=4.0, progress=False)
+    found = lab.diagnose(loader, step, budget_s=BUDGET_S, progress=False)
     assert found.broken == ""
     assert found.facts.host_kinds["launch"].share > 0.5
     assert {"main thread", "launching"} & {remedy.bottleneck for remedy in found.proposed} == set()

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from labkit.cli import main
+from labkit.diagnosis import outside
 from labkit.diagnosis.outside import Sight, conclude, state_of
 from tests.processes import until
 
@@ -66,6 +68,16 @@ def test_a_process_that_sleeps_or_runs_is_seen_so():
     assert state_of(sleeping.pid) == "gone"
 
 
+class FourTimesAsFast:
+    """A clock by which ten seconds are two and a half."""
+
+    def now(self):
+        return 4 * time.perf_counter()
+
+    def sleep_until(self, deadline_s):
+        time.sleep(max(0.0, deadline_s / 4 - time.perf_counter()))
+
+
 @pytest.mark.alone
 @pytest.mark.parametrize(
     ("name", "words"),
@@ -75,7 +87,8 @@ def test_a_process_that_sleeps_or_runs_is_seen_so():
         ("endless_alone", "Whether loading is the limit cannot be told from outside: "),
     ],
 )
-def test_a_planted_training_is_told_from_outside(name, words, capsys):
+def test_a_planted_training_is_told_from_outside(name, words, capsys, monkeypatch):
+    monkeypatch.setattr(outside, "SystemClock", FourTimesAsFast)
     with subprocess.Popen([sys.executable, SCRIPT, name], stdout=subprocess.PIPE) as training:
         assert training.stdout.readline() == b"10 steps\n"
         try:

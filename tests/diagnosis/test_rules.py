@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from labkit.diagnosis.bounds import UNEXPLAINED, Bounds, Copy, Demand, Row
+from labkit.diagnosis.bounds import OVERHEAD, UNEXPLAINED, Bounds, Copy, Demand, Row
 from labkit.diagnosis.diagnose import Diagnosis
 from labkit.diagnosis.facts import Batch, Copies, Facts, Kind, Stage, Stages
 from labkit.diagnosis.rules import REMEDIES, conclude, in_order, propose, worth_it
@@ -438,3 +438,59 @@ def test_no_change_of_the_loader_is_bounded_below_the_ceiling():
     m = measured((stage("decode", "imdecode", 0.060),), demand, epoch_s=200 * 0.1)
     assert m.ceiling == 1.0
     assert propose(m) == ()
+
+
+def remedies(m, name):
+    return [remedy for remedy in propose(m) if remedy.name == name]
+
+
+@pytest.mark.parametrize(
+    ("workers", "hindered_s", "fewer"), [(3, 0.05, [2]), (2, 0.05, [1]), (1, 0.05, []), (2, 0, [])]
+)
+def test_fewer_workers_are_tried_where_several_hinder_each_other(workers, hindered_s, fewer):
+    m = measured(demand={"workers": workers, "hindered_s": hindered_s})
+    found = remedies(m, "fewer workers")
+    assert [remedy.arguments["num_workers"] for remedy in found] == fewer
+
+
+@pytest.mark.parametrize(
+    ("device_s", "copy", "bound"),
+    [
+        (0.02, Copy(), 0.4),
+        (0.02, Copy(0.015), 0.1),  # of the 20 ms, 15 are the copy
+        (0.02, Copy(0.015, is_beside=True), 0.4),
+        (0.0, Copy(), None),  # what the device works is not known
+    ],
+)
+def test_of_larger_batches_samples_and_the_devices_computing_are_left(device_s, copy, bound):
+    rows = (Row(name="handing over a batch", kind=OVERHEAD, seconds=0.04, share=0.8),)
+    demand = {"device_s": device_s, "step_s": 0.05, "host_s": 0.05, "host_cpu_s": 0.05}
+    m = measured((stage("transform", "blur", 0.01),), demand, rows=rows, copy=copy)
+    expected = [remedy.expected for remedy in remedies(m, "larger batches")]
+    assert expected == ([pytest.approx(bound)] if bound else [])
+
+
+@pytest.mark.parametrize(
+    ("workers", "words"),
+    [(0, " that a batch takes"), (2, " in which a worker makes a batch")],
+)
+def test_a_stage_is_told_beside_the_batch_it_is_part_of(workers, words):
+    (blur,) = [x for x in propose(measured(demand={"workers": workers})) if x.subject == "blur"]
+    assert blur.reason.endswith(words)
+
+
+def test_a_gain_within_the_noise_is_no_gain_and_a_speed_up_is_its_inverse():
+    blur = next(r for r in propose(measured()) if r.change.startswith("blur"))
+    assert worth_it([replace(blur, expected=0.98)]) == []
+    assert replace(blur, expected=0.8).speed_up == pytest.approx(1.25)
+    assert replace(blur, measured=0.5).speed_up == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize(("factor", "is_fewer"), [(None, False), (2, False), (8, True)])
+def test_without_room_in_shared_memory_fewer_batches_ahead_are_proposed(factor, is_fewer):
+    arguments = {"batch_size": 1, "num_workers": 2} | (
+        {"prefetch_factor": factor} if factor else {}
+    )
+    stalled = conclude(Facts(arguments=arguments, broken="no space left on device"), None, ())
+    names = {remedy.name for remedy in stalled.remedies}
+    assert ("less prefetching" in names, "fewer workers" in names) == (is_fewer, True)

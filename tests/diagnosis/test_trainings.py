@@ -1,14 +1,12 @@
 """What watch says of trainings whose waits are planted; nothing else may run beside them."""
 
 import json
-import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from tests import warm_python
-from tests.processes import PATIENCE_S
 
 pytestmark = pytest.mark.alone
 SCRIPT = Path(__file__).with_name("trainings.py")
@@ -43,19 +41,18 @@ UNSEEN = {"unseen_loader": "loader", "own_process": "loader", "hidden_thread": "
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory):
-    """All trainings, two at a time, as they sleep most of the time: name -> facts."""
+    """All trainings, three at a time, as they sleep most of the time: name -> facts."""
     folder = tmp_path_factory.mktemp("seen")
 
     def watch(name):
         path = folder / f"{name}.json"
-        words = [*warm_python.command(), "-m", "labkit.watch", "--json", path, SCRIPT, name]
-        done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S)
+        done = warm_python.run("-m", "labkit.watch", "--json", path, SCRIPT, name)
         assert done.returncode == 0, done.stderr
         assert done.stderr.count("Training: ") <= 2  # after 50 batches, and at the end
         return json.loads(path.read_text())
 
     names = [*WAITS, *UNSEEN, "lists_of_dicts"]
-    with ThreadPoolExecutor(2) as pool:
+    with ThreadPoolExecutor(3) as pool:
         return dict(zip(names, pool.map(watch, names)))
 
 

@@ -4,7 +4,6 @@ import json
 import random
 import re
 import shutil
-import subprocess
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -24,7 +23,6 @@ from labkit.machine import hardware, shared_memory
 from tests import warm_python
 from tests.diagnosis.json_keys import undocumented
 from tests.fake_clock import FakeClock
-from tests.processes import PATIENCE_S
 
 ALL = frozenset(Arguments._fields)
 NO_WORKERS = Arguments(0)
@@ -587,16 +585,13 @@ for epoch in range(100):
 """
 
 
-def diagnose(*words, cwd):
-    words = [*warm_python.command(), "-m", "labkit.diagnose", *map(str, words)]
-    return subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S, cwd=cwd)
-
-
 @pytest.mark.alone
 def test_a_script_is_tuned_as_it_is(tmp_path):
     script, saved = tmp_path / "train.py", tmp_path / "tuned.json"
     script.write_text(SCRIPT)
-    done = diagnose("--tune", "--budget-s", "15", "--json", saved, script, cwd=tmp_path)
+    done = warm_python.run(
+        "-m", "labkit.diagnose", "--tune", "--budget-s", "15", "--json", saved, script, cwd=tmp_path
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     cores = hardware.cores()
     assert f"DataLoader(..., num_workers={cores}" in done.stdout
@@ -610,7 +605,9 @@ def test_a_script_is_tuned_as_it_is(tmp_path):
 def test_a_script_whose_budget_is_too_short_gets_one_line(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(SCRIPT.replace("sleep(0.005)", "sleep(0.3)"))
-    done = diagnose("--tune", "--budget-s", "5", script, cwd=tmp_path)
+    done = warm_python.run(
+        "-m", "labkit.diagnose", "--tune", "--budget-s", "5", script, cwd=tmp_path
+    )
     assert done.returncode == 1
     assert re.fullmatch(
         r"Tuning stopped: budget_s must be at least \d+ to try \d+ sets of arguments once, as each "
@@ -628,7 +625,9 @@ def test_a_script_that_cannot_be_tuned_gets_one_line(tmp_path):
     )
     text = text.replace("__getitem__(self, i)", "__next__(self, i=0)")
     script.write_text(text)
-    done = diagnose("--tune", "--budget-s", "5", script, cwd=tmp_path)
+    done = warm_python.run(
+        "-m", "labkit.diagnose", "--tune", "--budget-s", "5", script, cwd=tmp_path
+    )
     assert done.returncode == 1
     assert done.stdout.startswith("Tuning stopped: loader must have a data set that can be read")
     assert len(done.stdout.splitlines()) == 1

@@ -1,18 +1,17 @@
-"""A request makes the experiment, and what is printed of it asks for the same again."""
+"""A request makes the experiment: what is left out, added and refused.
+
+That what is printed of it asks for the same again is checked in test_promises.py.
+"""
 
 import re
-import shlex
 from dataclasses import replace
 
 import pytest
 from fakes import fake_info
 
 import labkit as lab
-from labkit import cli, cli_lab
 from labkit.experiments.request import Request
-from labkit.report import run
 from labkit.runs.experiment import full_only, with_published
-from labkit.settings import AS_PUBLISHED
 
 OWN = lab.Experiment(
     "mine",
@@ -30,58 +29,10 @@ def figures(experiment):
     return {label: variant.published for label, variant in experiment.variants.items()}
 
 
-NASTY = "<script>alert('x')</script> \"a\" `b` $HOME | ](http://x) \\ ; rm -rf ~"
-SETTINGS = {
-    "data": f"/data/{NASTY}",
-    "num_workers": 0,
-    "pin_memory": False,
-    "persistent_workers": True,
-    "device": "simulated",
-}
-REQUESTS = [
-    Request(experiment="storage"),
-    Request(experiment="prefetching", mode="full", blocks=12, settings=SETTINGS),
-    Request(experiment="prefetching", protocol=AS_PUBLISHED, mode="document"),
-    Request(experiment="prefetching", variants=("data_prefetcher", "both"), baseline="both"),
-    Request(experiment="preprocessing", settings={"data": "--mode"}),
-    Request(experiment="workers", added=("num_workers=3", "num_workers=1,pin_memory=no")),
-    Request(experiment="storage", roofline=True, settings={"cache": "warm", "num_workers": 2}),
-]
-
-
-@pytest.mark.parametrize("request_", REQUESTS, ids=str)
-def test_the_command_line_asks_for_the_same(request_):
-    program, *words = shlex.split(request_.command_line())
-    assert program == "labkit"
-    options = cli.parser().parse_args(words)
-    (name,) = [options.name] if request_.roofline else options.names
-    assert replace(cli_lab.request(options, name), roofline=words[0] == "roofline") == request_
-
-
-@pytest.mark.parametrize("request_", REQUESTS, ids=str)
-def test_python_code_asks_for_the_same(request_, monkeypatch):
-    runs = []
-    monkeypatch.setattr(run, "run", lambda *given, **named: runs.append((*given, named)))
-    monkeypatch.setattr(lab, "run", run.run)
-    exec(compile(request_.python_code(results="out"), "code", "exec"), {})
-    ((experiment, mode, named),) = runs
-    assert named.pop("results") == "out"
-    named = {"blocks": named.get("blocks")}
-    stored = {**experiment.request, "mode": mode, **named}
-    assert Request.read(fake_info(["a"], request=stored)) == request_
-
-
 def test_a_number_may_be_given_as_text_as_a_form_does():
     chosen = lab.experiment("preprocessing", cache="50", gpu_images_per_s="300")
     assert {one.cache for one in chosen.settings.values()} == {50}
     assert {one.gpu_images_per_s for one in chosen.settings.values()} == {300}
-
-
-@pytest.mark.parametrize("request_", REQUESTS, ids=str)
-def test_what_a_run_stores_asks_for_the_same(request_):
-    assert Request.read(fake_info(["a"], request=request_.to_dict())) == request_
-    built = request_.build()
-    assert replace(Request.of(built), mode=request_.mode, blocks=request_.blocks) == request_
 
 
 def test_an_old_run_is_asked_for_with_todays_names():

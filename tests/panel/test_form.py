@@ -304,18 +304,6 @@ def test_variants_of_full_mode_are_offered_there_alone():
     assert form.request().variants == ()
 
 
-def test_what_was_given_is_where_reset_returns_to():
-    given = {"num_workers": 3, "seed": 20240101, "persistent_workers": True, "decoder": "mine"}
-    start = Request(experiment="prefetching", mode="full", blocks=12, settings=given)
-    form = Form(start)
-    assert form.request() == start
-    labelled(form.box, "num_workers").value = AUTO
-    labelled(form.box, "mode").value = "quick"
-    assert "num_workers" not in form.request().settings
-    form.reset()
-    assert form.request() == start
-
-
 def test_a_roofline_is_asked_for_where_epochs_are_timed(form):
     labelled(form.box, "roofline").value = True
     assert form.refresh() == Request(experiment="prefetching", roofline=True)

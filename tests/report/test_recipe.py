@@ -7,6 +7,7 @@ Run: python -m pytest tests/report/test_recipe.py
 
 import ast
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -403,14 +404,13 @@ def test_a_recipe_with_a_programs_settings_is_that_program(program, tmp_path):
     assert list(ours.items()) == list(shipped.items())
 
 
-@pytest.mark.parametrize("name", lab.CATALOG)
-def test_every_variant_of_the_catalog_has_a_recipe(name, tmp_path):
+def test_every_variant_of_the_catalog_has_a_recipe(tmp_path):
     variants = {}
-    for protocol in (CORRECTED, AS_PUBLISHED):
+    for name, protocol in itertools.product(lab.CATALOG, (CORRECTED, AS_PUBLISHED)):
         with contextlib.suppress(ValueError):  # not every document's experiment has its own order
             found = lab.experiment(name, protocol=protocol).settings
-            variants |= {(protocol, label): settings for label, settings in found.items()}
-    for number, settings in enumerate(variants.values()):
+            variants |= {(name, protocol, label): settings for label, settings in found.items()}
+    for number, ((name, *_), settings) in enumerate(variants.items()):
         uses_one_gpu = (settings.ranks, settings.exchange) == (1, "all_reduce")
         changes = asdict(settings) | FEW | {"preprocessor": settings.preprocessor}
         run = make_run({"it": 1.0}, variants={"it": changes}, experiment=name)
@@ -434,6 +434,7 @@ LOOPS = {
     "metrics": ({"metrics": "vectorized"}, "correct: "),
     "bar": ({"progress_bar": "tqdm_loss"}, "loss="),
     "precision": ({"precision": "amp", "memory_format": "channels_last"}, ""),
+    "in threads": ({"loader": "threads", "num_workers": 2}, ""),
 }
 
 
@@ -472,16 +473,14 @@ def test_a_training_loop_does_what_its_variant_does(name, trained):
         assert all(tensor.isfinite().all() for tensor in saved["model"].values())
 
 
-def test_a_recipe_with_threads_is_written_beside_its_loader(photos, tmp_path):
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    run = make_run(
-        {"it": 1.0}, variants={"it": {"data": str(photos), "loader": "threads", "num_workers": 2}}
-    )
-    assert recipe.write(run, tmp_path / "fast.py") == tmp_path / "fast.py"
-    assert "images/s" in finished(python(tmp_path, "fast.py"))
-    recipe.write(make_run({"it": 1.0}), empty / "plain.py")
-    assert [file.name for file in empty.iterdir()] == ["plain.py"]
+def test_a_recipe_with_threads_is_written_beside_its_loader(tmp_path):
+    for name, changes in {"fast": {"loader": "threads", "num_workers": 2}, "plain": {}}.items():
+        (tmp_path / name).mkdir()
+        run = make_run({"it": 1.0}, variants={"it": changes})
+        assert recipe.write(run, tmp_path / name / "a.py") == tmp_path / name / "a.py"
+    loader = (tmp_path / "fast" / "thread_loader.py").read_text(encoding="utf-8")
+    assert loader == (PROGRAMS / "thread_loader.py").read_text(encoding="utf-8")
+    assert [file.name for file in (tmp_path / "plain").iterdir()] == ["a.py"]
 
 
 # --- whose settings they are --------------------------------------------------------------

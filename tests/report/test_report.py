@@ -11,17 +11,24 @@ from fakes import CHECKED, fake_info, fake_json, fake_trials
 import labkit as lab
 from labkit.claims import ledger
 from labkit.machine import hardware
-from labkit.report import words
+from labkit.report import figures, words
 from labkit.report.report import changes
 from labkit.runs.store import from_json, to_json
 from labkit.settings import AS_PUBLISHED
 
 NASTY = '<script>alert(1)</script> "q" \' & | `a` ](http://x) <img src=x onerror=alert(2)>'
 TIMES = {"original": 1.0, "prefetch_generator": 0.9, "data_prefetcher": 0.8}
+KINDS = figures.KINDS
 ORDER = (
     "normalized time [95 % interval]", "Proof and notes", "Settings, and how to run it again",
     "Claims of the documents", "Hardware and software",
 )  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def few_files(monkeypatch):
+    """Save figures as one file, but where the files are looked at: each takes half a second."""
+    monkeypatch.setattr(figures, "KINDS", KINDS[1:2])
 
 
 def make_run(results, times=TIMES, noise=0.02, **info):
@@ -84,16 +91,17 @@ def write_nasty(results):
 # --- the files ----------------------------------------------------------------------------
 
 
-def test_one_run_is_written_into_its_own_folder(tmp_path):
+def test_one_run_is_written_into_its_own_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(figures, "KINDS", KINDS)
     run = make_run(tmp_path)
     paths = run.report()
-    figures = [
+    drawn = [
         f"figures/1-prefetching-{chart}.{kind}"
         for chart in ("dots", "utilization")
         for kind in ("png", "svg", "pdf")
     ]
     written = [str(path.relative_to(run.folder)) for path in paths]
-    assert written == ["report.html", "report.md", *figures]
+    assert written == ["report.html", "report.md", *drawn]
     assert all(path.stat().st_size for path in paths)
     assert {path.name for path in run.folder.iterdir()} == {
         "run.json", "trials.jsonl", "report.html", "report.md", "figures",
@@ -112,7 +120,8 @@ def test_several_runs_get_a_folder_beside_the_runs_and_never_the_same_one(tmp_pa
     assert "decode, 640×480" in shown
 
 
-def test_every_link_of_the_markdown_is_relative_and_leads_to_a_file(tmp_path):
+def test_every_link_of_the_markdown_is_relative_and_leads_to_a_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(figures, "KINDS", KINDS)
     run = make_run(tmp_path, published={"data_prefetcher": 0.891})
     paths = lab.report([run, run], tmp_path / "out")
     text = read(paths, "report.md")
@@ -197,7 +206,7 @@ def test_several_runs_begin_with_what_they_come_to(tmp_path):
         assert shown.index("the document") < shown.index("normalized time [95 % interval]")
     assert "prefetching: data_prefetcher: 0.8" in read(paths, "report.html")  # the chart's text
     assert "Simulated GPU, 460 images/s: prefetching" in read(paths, "report.html")
-    assert (tmp_path / "out/figures/overview.png").stat().st_size
+    assert (tmp_path / "out/figures/overview.svg").stat().st_size
 
 
 def test_the_answer_comes_first_in_one_sentence(tmp_path):
