@@ -137,7 +137,7 @@ def check_tunable(loader: Any) -> None:
 
     if isinstance(loader.dataset, IterableDataset):
         first = iter(loader.dataset)
-        if first is loader.dataset or iter(loader.dataset) is first:
+        if first is loader.dataset or iter(loader.dataset) is first:  # type: ignore[comparison-overlap]
             raise ValueError(
                 "loader must have a data set that can be read again, got "
                 f"{type(loader.dataset).__name__}, whose iter() returns the same iterator every "
