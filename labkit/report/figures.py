@@ -69,10 +69,12 @@ class Line:
 def wrap(text: str, chars: int) -> str:
     """Break a text into lines of at most so many characters; its own breaks and intervals stay."""
     text = re.sub(r"\[[\d.,% ]+\]", lambda interval: interval[0].replace(" ", "\u00a0"), text)
+    text = re.sub(r" (?=[%·])", "\u00a0", text)  # no line begins with them
     # Chinese, Japanese and Korean characters are twice as wide.
     if any(unicodedata.east_asian_width(char) in "WF" for char in text):
         chars //= 2
-    return "\n".join(textwrap.fill(line, chars) for line in text.split("\n"))
+    wrapped = "\n".join(textwrap.fill(line, chars) for line in text.split("\n"))
+    return wrapped.replace("\u00a0", " ")
 
 
 @contextmanager

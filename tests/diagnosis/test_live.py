@@ -118,7 +118,7 @@ EXPECTED = WAITS | {
 
 
 def diagnose_some(names, folder):
-    """Diagnose trainings, three at a time, as they sleep most of the time: name -> JSON."""
+    """Diagnose trainings, two at a time, as they sleep most of the time: name -> JSON."""
 
     def run(name):
         path = folder / f"{name}.json"
@@ -126,7 +126,7 @@ def diagnose_some(names, folder):
         assert done.returncode == 0, done.stderr[-2000:]
         return json.loads(path.read_text())
 
-    with ThreadPoolExecutor(3) as pool:
+    with ThreadPoolExecutor(2) as pool:
         return dict(zip(names, pool.map(run, names)))
 
 

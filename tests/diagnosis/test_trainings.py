@@ -41,7 +41,7 @@ UNSEEN = {"unseen_loader": "loader", "own_process": "loader", "hidden_thread": "
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory):
-    """All trainings, three at a time, as they sleep most of the time: name -> facts."""
+    """All trainings, two at a time, as they sleep most of the time: name -> facts."""
     folder = tmp_path_factory.mktemp("seen")
 
     def watch(name):
@@ -52,7 +52,7 @@ def seen(tmp_path_factory):
         return json.loads(path.read_text())
 
     names = [*WAITS, *UNSEEN, "lists_of_dicts"]
-    with ThreadPoolExecutor(3) as pool:
+    with ThreadPoolExecutor(2) as pool:
         return dict(zip(names, pool.map(watch, names)))
 
 
