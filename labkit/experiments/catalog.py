@@ -2,9 +2,9 @@
 
     CATALOG: name -> function: settings that all variants share -> Experiment
 
-A new experiment is a function in the module that is named like its notebook, and a line of
-`CATALOG`; all else that there is to say about it is in its function.  The documents' media that
-this machine lacks are replaced here.
+Every public function of the modules that are named like notebooks makes an experiment; all that
+there is to say about it is in its function.  The documents' media that this machine lacks are
+replaced here.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from types import FunctionType
 from typing import Any
 
 from labkit.experiments import (
@@ -33,50 +34,26 @@ from labkit.parts.storage import slow_disk
 from labkit.runs.experiment import Experiment, with_published
 from labkit.settings import AS_PUBLISHED, CORRECTED, PROTOCOLS, Settings, pick, with_settings
 
+_MODULES = (
+    prefetching,
+    storage,
+    preprocessing,
+    opencv_vs_pil,
+    combined,
+    bottleneck,
+    packing,
+    workers_and_batches,
+    training_loop,
+    distributed,
+    roofline,
+)
 CATALOG: dict[str, Callable[[Settings], Experiment]] = {
-    build.__name__: build
-    for build in (
-        prefetching.prefetching,
-        prefetching.prefetching_in_depth,
-        prefetching.pin_memory,
-        storage.storage,
-        storage.memory,
-        preprocessing.preprocessing,
-        preprocessing.lookups,
-        opencv_vs_pil.opencv_vs_pil,
-        opencv_vs_pil.operations,
-        combined.combined,
-        bottleneck.bottlenecks,
-        packing.packing,
-        packing.small_files,
-        packing.offline,
-        packing.distance,
-        packing.shards,
-        workers_and_batches.workers,
-        workers_and_batches.prefetch_factor,
-        workers_and_batches.persistent_workers,
-        workers_and_batches.short_epochs,
-        workers_and_batches.batch_size,
-        workers_and_batches.batch_size_powers,
-        workers_and_batches.sampling,
-        workers_and_batches.tutorial,
-        workers_and_batches.opencv_threads,
-        workers_and_batches.rivals,
-        workers_and_batches.outside_loaders,
-        workers_and_batches.tf_data,
-        workers_and_batches.num_parallel_reads,
-        training_loop.loss,
-        training_loop.precision,
-        training_loop.stalls,
-        training_loop.checkpoints,
-        training_loop.logs,
-        training_loop.metric_reports,
-        training_loop.evaluation,
-        distributed.ranks,
-        distributed.communication,
-        distributed.data_parallel,
-        roofline.textbook,
-    )
+    name: function
+    for module in _MODULES
+    for name, function in vars(module).items()
+    if isinstance(function, FunctionType)
+    and function.__module__ == module.__name__
+    and not name.startswith("_")
 }
 # Experiment -> its own defaults, where the user names no others.  [004] read from a hard disk and
 # trained on 512 px, which fits into a quick minute where few variants share it.  Of scaled decoding

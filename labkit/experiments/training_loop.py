@@ -92,7 +92,7 @@ def stalls(base: Settings) -> Variants:
 
     Source: [001] section 2.
     """
-    base = replace(loop_alone(base), epochs=1)
+    base = replace(_loop_alone(base), epochs=1)
     return {
         "nothing beside the step": base,
         "checkpoint every 10 steps": replace(base, checkpoint_every=10),
@@ -121,7 +121,7 @@ def checkpoints(base: Settings) -> Variants:
 
     Source: [001] 3.3.
     """
-    base = loop_alone(base)
+    base = _loop_alone(base)
     by = {"": "sync", ", in a thread": "thread"}
     every = {
         f"every {_steps(n)}{how}": replace(base, checkpoint_every=n, checkpoint_writer=writer)
@@ -147,7 +147,7 @@ def logs(base: Settings) -> Variants:
 
     Source: [001] 5.1.
     """
-    base = loop_alone(base)
+    base = _loop_alone(base)
     printed = {
         f"every {_steps(n)}": replace(base, report_every=n, report_to="file")
         for n in STEP_INTERVALS
@@ -173,7 +173,7 @@ def metric_reports(base: Settings) -> Variants:
 
     Source: [001] 4.2.
     """
-    base = loop_alone(base)
+    base = _loop_alone(base)
     near = {
         f"every {_steps(n)}": replace(base, report_every=n, report_to=NEAR) for n in STEP_INTERVALS
     }
@@ -195,7 +195,7 @@ def evaluation(base: Settings) -> Variants:
 
     Source: [001] section 2.
     """
-    base = loop_alone(base)
+    base = _loop_alone(base)
     every = {
         f"{how}, every {_steps(n)}": replace(base, metrics=how, metrics_every=n)
         for how in ("loops", "vectorized")
@@ -205,7 +205,7 @@ def evaluation(base: Settings) -> Variants:
     return {"none": base} | {name: every.pop(name) for name in names} | full_only(every)
 
 
-def loop_alone(base: Settings) -> Settings:
+def _loop_alone(base: Settings) -> Settings:
     """Return settings that keep one batch in memory and never wait for the device."""
     return replace(
         base,
