@@ -36,8 +36,10 @@ from labkit.diagnosis.probe import probe_stages
 from labkit.diagnosis.thresholds import (
     ARMS_SHARE,
     FEWEST_BLOCKS,
+    FIRST_STEPS,
     FIRST_STEPS_S,
     FIRST_STEPS_SHARE,
+    MOST_FILES_SHARE,
     PROFILE_SHARE,
     STAGES_SHARE,
     TRIALS_SHARE,
@@ -245,7 +247,7 @@ def look(loop: Loop, device: SimulatedGpu | None, most_s: float = FIRST_STEPS_S)
             if len(at_s) == 1:
                 loop.device = find_device(device)
             at_s.append(time.perf_counter())
-            if len(at_s) > 12 or (len(at_s) > 2 and at_s[-1] - at_s[1] > most_s):
+            if len(at_s) > FIRST_STEPS or (len(at_s) > 2 and at_s[-1] - at_s[1] > most_s):
                 break
     if len(at_s) == 1:
         raise Stopped("loader must yield at least one batch, got an empty one; look at its length")
@@ -288,7 +290,7 @@ def why_not_evicted(files: Sequence[Path]) -> str:
 def _too_large(files: Sequence[Path]) -> str:
     """Return why files cannot be read into memory; "" if they can."""
     total_bytes = sum(path.stat().st_size for path in files)
-    if total_bytes > 0.4 * hardware.memory_bytes():  # at most 40 % of it
+    if total_bytes > MOST_FILES_SHARE * hardware.memory_bytes():
         too_large = Text("{size} of files do not fit into memory")
         return too_large.format(size=units.count_bytes(total_bytes))
     return ""

@@ -34,8 +34,10 @@ from labkit.diagnosis.thresholds import (
     EASY_TO_BEST_GAIN_SHARE,
     EQUAL_GAIN_DIFFERENCE,
     FREE_SHARED_MEMORY_SHARE,
+    HINDERED_SHARE,
     INPUT_BOUND_SHARE,
     LAUNCH_BOUND_DEVICE_SHARE,
+    LAUNCHING_SHARE,
     LEAST_EXPLAINED_SHARE,
     LOADER_BOUND_CEILING,
     MANY_OBJECTS_PER_BATCH,
@@ -44,6 +46,7 @@ from labkit.diagnosis.thresholds import (
     MOST_AHEAD_BYTES,
     MOST_REMEDIES,
     MOST_WAITING_WORKERS,
+    MOSTLY_WAITING_SHARE,
     NEGLIGIBLE_OVERHEAD_SHARE,
     PER_BATCH_OVERHEAD_SHARE,
     SMALL_BATCH_BYTES,
@@ -139,7 +142,7 @@ def _waits(m: Bounds) -> float:
 
 def _more_workers(m: Bounds) -> Sequence[int]:
     counts = {m.now.cores // 2, m.now.cores}
-    counts |= {4 * m.now.cores, MOST_WAITING_WORKERS} if _waits(m) > 0.5 else set()
+    counts |= {4 * m.now.cores, MOST_WAITING_WORKERS} if _waits(m) > MOSTLY_WAITING_SHARE else set()
     most = max(m.now.cores, MOST_WAITING_WORKERS)
     allowed = MOST_AHEAD_BYTES / (m.facts.ahead * max(m.facts.batch.total_bytes, 1))
     return [
@@ -152,7 +155,7 @@ def _why_workers(m: Bounds, count: int) -> str:
     if not m.now.workers:
         itself = Text("the main process makes the batches itself, {seconds} each")
         return itself.format(seconds=units.seconds(m.alone_s))
-    if _waits(m) > 0.5:
+    if _waits(m) > MOSTLY_WAITING_SHARE:
         waiting = Text("{share} of making a batch is waiting, which needs no core")
         return waiting.format(share=units.whole_percent(_waits(m)))
     few = Text("{workers} of {cores} cores make batches")
@@ -160,7 +163,7 @@ def _why_workers(m: Bounds, count: int) -> str:
 
 
 def _fewer_workers(m: Bounds) -> Sequence[int]:
-    if m.now.workers < 2 or m.now.hindered_s < 0.1 * m.alone_s:
+    if m.now.workers < 2 or m.now.hindered_s < HINDERED_SHARE * m.alone_s:
         return ()
     return (min(m.now.cores, m.now.workers - 1),)
 
@@ -234,7 +237,7 @@ def _computing_reads(m: Bounds) -> Sequence[Sequence[Stage]]:
 def _is_launch_bound(m: Bounds) -> bool:
     """Return whether the host's launching of work leaves the device idle."""
     is_idle = 0 < m.now.device_s < LAUNCH_BOUND_DEVICE_SHARE * m.now.step_s
-    return is_idle and m.kind_s("launch") > 0.5 * m.now.step_s
+    return is_idle and m.kind_s("launch") > LAUNCHING_SHARE * m.now.step_s
 
 
 def _with_its_reads(m: Bounds, transform: Stage) -> Sequence[Stage]:

@@ -3,6 +3,8 @@
 A share is a number from 0 to 1.
 """
 
+from labkit.analysis.thresholds import DELTA
+
 # How much of its time a training waits for data.
 MODERATELY_INPUT_BOUND_SHARE = 0.05  # a training that waits less is not input-bound
 INPUT_BOUND_SHARE = 0.20  # a training that waits at least this share is highly input-bound
@@ -26,8 +28,8 @@ WORKERS_IDLE_SHARE = 0.20  # of the workers' time; below, loading is unlikely th
 # The steps of a loop.
 FEWEST_CYCLES = 8  # that waits must have followed
 SLOW_STEP_WAIT_SHARE = 0.8  # of a cycle's waiting, in one step; above, one batch of a cycle is late
-LOOKED_AT_STACKS = 20  # of the first batches and optimizer steps of a thread
-FEWEST_LOOKS = 20  # at the stack of the training thread; fewer do not give a share
+LOOKED_AT_STACKS = 20  # of the first batches and optimizer steps of a thread; looks are costly
+FEWEST_LOOKS = 20  # at the stack of the training thread, from outside; fewer give no share
 FEWEST_UPDATES_SHARE = 0.1  # of the optimizer steps that must follow a batch of an observed loop
 
 # What a step needs of each resource.
@@ -41,6 +43,9 @@ LEAST_FETCHED_BYTES = 2048  # a sample, of pages of 4096; less: most samples com
 ADDED_READS_SHARE = 0.5  # of what each further worker would read if it were alone; below: saturated
 BLOCKING_SYNCS_PER_STEP = 0.9  # above, the host waits for the device in every step
 LEAST_CPU_RATIO = 0.1  # CPU time / probed time; CPU time is counted in ticks and may read as 0
+MOSTLY_WAITING_SHARE = 0.5  # of making a batch; above, more workers than cores help
+HINDERED_SHARE = 0.1  # of a batch's time; below, the step does not slow the workers down
+LAUNCHING_SHARE = 0.5  # of a step; below, launching is not its limit
 MANY_OBJECTS_PER_BATCH = 64  # fewer objects cost little to pickle
 MANY_TENSORS_PER_BATCH = 64  # as default_collate makes of lists of numbers
 SMALL_BATCH_BYTES = 1 << 20  # fewer bytes take no time to copy
@@ -55,7 +60,7 @@ LAUNCH_BOUND_DEVICE_SHARE = (
 LOADER_BOUND_CEILING = 0.8  # normalized time with free loading; up to this the loader is the limit
 UNEXPLAINED_SHARE = 1 / 3  # of a batch's time; above, no known part is called the bottleneck
 LEAST_EXPLAINED_SHARE = 0.2  # of what loading costs; a change that saves less is not its cause
-EQUAL_GAIN_DIFFERENCE = 0.03  # of the normalized time; the easier of two such changes comes first
+EQUAL_GAIN_DIFFERENCE = DELTA  # of the normalized time; the easier of two such changes comes first
 EASY_GAIN_SHARE = 0.8  # of the best easy change's gain; an easy change that saves it is the answer
 EASY_TO_BEST_GAIN_SHARE = 0.4  # of the best gain; below, the answer is work to rewrite
 FREE_SHARED_MEMORY_SHARE = 0.1  # of /dev/shm; less has no room for a batch
@@ -84,7 +89,9 @@ RESTS_S = 0.03  # in which workers that have full queues use hardly any CPU
 # Of the budget: the arms, the probe inside a worker, the profile of the step, trials of remedies.
 # The rest is for workers to start and to end.  The bar shows the same shares.
 ARMS_SHARE, STAGES_SHARE, PROFILE_SHARE, TRIALS_SHARE = 0.4, 0.1, 0.03, 0.4
-FIRST_STEPS_SHARE, FIRST_STEPS_S = 0.06, 3.0  # of the budget; at most
+# The first steps: of the budget, at most, and how many; they may compile.
+FIRST_STEPS_SHARE, FIRST_STEPS_S, FIRST_STEPS = 0.06, 3.0, 12
+MOST_FILES_SHARE = 0.4  # of memory; more files cannot stay in the page cache beside a training
 
 # How long the search for a loader's arguments measures.
 # Of the budget: the ends of the first and the second step; the second one ends earlier where the

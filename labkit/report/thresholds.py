@@ -4,6 +4,8 @@
 
 SMALL_COMMUNICATION_SHARE = 0.03  # of a step; a link that takes less holds nobody up
 PAGE_CACHE_SHARE = 0.8  # of memory, assumed: programs, workers and batches take the rest
+# Bytes that come from disk / bytes of two epochs: the first one's, up to 10 % of them.
+FIRST_EPOCH_READS_SHARES = (0.45, 0.55)
 MIN_SIZE_RATIO = 1.1  # the largest stored images / the smallest; below, sizes are not shown
 
 # --- charts -----------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from labkit.machine import hardware
 from labkit.parts.devices import FREE_LOADER_MIN_AU
 from labkit.parts.storage.disks import MAX_ERROR_SHARE
 from labkit.records import EPOCHS, ROOFLINE, UNKNOWN, ProvedRates, Provenance, RunInfo
+from labkit.report.thresholds import FIRST_EPOCH_READS_SHARES
 from labkit.resolve import libraries_of
 from labkit.runs.store import StoredRun, readable_reason
 from labkit.settings import CORRECTED, MODES
@@ -488,7 +489,8 @@ def _cache(row: Row) -> str:
     if read is not None:
         measured.append(f"{units.percent(read)} of bytes from disk")
     is_verified = cache_state.is_verified(cache, before, read)
-    if is_verified and len(row.of_epochs[0].epochs) == 2 and 0.45 < (read or 0.0) < 0.55:
+    low, high = FIRST_EPOCH_READS_SHARES
+    if is_verified and len(row.of_epochs[0].epochs) == 2 and low < (read or 0.0) < high:
         measured = ["epoch 1 from disk, epoch 2 from memory"]
     if row.swapped_pages:
         measured.append(f"{units.count(row.swapped_pages, 'page')} swapped")

@@ -241,7 +241,7 @@ def _reference_rates(
     reference = replace(reference, images=max(images, 1), batch_size=batch_size)
     rates: list[float] = []
     began_s = time.monotonic()
-    form = "{desc} {percentage:3.0f}%|{bar:15}| {elapsed} of at most 00:30{postfix}"
+    form = "{desc} {percentage:3.0f}%|{bar:15}| {elapsed} of at most 00:{total:02.0f}{postfix}"
     with bar(
         total=LONGEST_CALIBRATION_S,
         desc="calibrating the simulated GPU",
