@@ -765,6 +765,8 @@ CHINESE = {
     ),
     "{n} of {blocks} blocks of measurements": "{blocks} 个区组中的 {n} 个",
     "the look into a worker": "worker 内部",
+    "decoders and an empty batch": "各解码器和空批次",
+    "epochs from the disk": "从磁盘读取的 epoch",
     "the profile of the step": "step 的性能分析",
     "the profile of the device": "设备的性能分析",
     "trials of {changes}": "试 {changes}",

@@ -409,7 +409,9 @@ def _of_step(what: str, kind: str) -> Callable[[Bounds, object], str]:
 def _instead_of(stage: Stage) -> str:
     """Return a function's name, and what to write instead where that is known."""
     waits = _is_waiting(stage)
-    advice = advice_for(stage.reader, waits=waits) or advice_for(stage.name, waits=waits)
+    # "cv2.resize in train.augment" reads, too, but advice about resizing does not help reading.
+    reader = "" if " in " in stage.reader else stage.reader
+    advice = advice_for(reader, waits=waits) or advice_for(stage.name, waits=waits)
     return Text(": ").join(filter(None, (stage.name, advice)))
 
 
@@ -777,7 +779,7 @@ def in_order(m: Bounds, gains: Sequence[Remedy]) -> tuple[str, tuple[Remedy, ...
         is_hidden = not gains and min(m.loading_cost_share_interval) < MODERATELY_INPUT_BOUND_SHARE
         return COMPUTE if is_hidden else UNEXPLAINED, tuple(rest[:MOST_REMEDIES])
     # What saves hardly any of what loading costs does not explain it.
-    explains = 1 - first.normalized_time >= LEAST_EXPLAINED_SHARE * m.loading_cost_share
+    explains = 1 - _best(gains).normalized_time >= LEAST_EXPLAINED_SHARE * m.loading_cost_share
     bottleneck = first.bottleneck if explains else UNEXPLAINED
     return bottleneck, (first, *rest[: MOST_REMEDIES - 1])
 

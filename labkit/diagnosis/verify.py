@@ -37,6 +37,7 @@ from labkit.language import Text
 Key = tuple[str, str]  # of a remedy
 NOT_TRIED = Text("{what} could not be tried: {why}")
 FEWEST_COMPARED = 2  # blocks; one has no interval
+MOST_TRIED = 5  # changes, the most promising
 AS_IS: tuple[Key, Key] = ("as it is", "1"), ("as it is", "2")
 
 
@@ -65,7 +66,7 @@ def try_remedies(
 ) -> Trials:
     """Time epochs with remedies applied to copies of the user's DataLoader, or to the model.
 
-    No trial begins after the budget.
+    No trial begins after the budget, to which what applying a change takes is added.
 
     Args:
         loop: whose loader and step are tried.
@@ -82,14 +83,14 @@ def try_remedies(
     tried = sorted(promising, key=lambda one: (one.expected is None, one.expected or m.ceiling))
     if not tried:
         return Trials(proposed)
-    left_out = (Text("trials of {changes}").format(changes=Text(", ").join(_names(tried))),)
+    worthwhile = tried[:MOST_TRIED]
     usual, most = (
         count_arms(seconds / blocks, loop, m.epoch_s / m.steps) - len(AS_IS)
         for blocks in (FEWEST_BLOCKS, FEWEST_COMPARED)
     )
-    tried = tried[: max(min(max(usual, 2), most, 5), 0)]
+    tried = worthwhile[: max(min(max(usual, 2), most), 0)]
     if not tried:
-        return Trials(proposed, left_out=left_out)
+        return Trials(proposed, left_out=_left_out(worthwhile))
     timed_s = stretch_s(seconds, len(tried) + len(AS_IS))
     with ExitStack() as stack:
         # Loader, what opens a context in which it is timed, and for how long.
@@ -97,6 +98,7 @@ def try_remedies(
             AS_IS, (loop.loader, nullcontext, timed_s)
         )
         changes = {remedy.key: remedy.change for remedy in tried}
+        begun_s = time.monotonic()
         for remedy in tried:
             try:
                 with stall_limit() as wait_for:
@@ -105,6 +107,8 @@ def try_remedies(
                 arms[remedy.key] = (*applied, max(timed_s, _filling_s(m, loop, remedy)))
             except Exception as error:  # the user's own code may raise anything
                 failed.append(NOT_TRIED.format(what=remedy.name, why=in_one_line(error)))
+        # Compiling a model or starting workers, once, must not take the time of all trials.
+        over_s += time.monotonic() - begun_s
         epochs_s: dict[Key, list[float]] = {arm: [] for arm in arms}
         for arm in in_blocks(
             arms, over_s, lambda text, share: say(text, 1 - TRIALS_SHARE * (1 - share))
@@ -124,15 +128,23 @@ def try_remedies(
                 failed.append(NOT_TRIED.format(what=changes[arm], why=in_one_line(error)))
                 del arms[arm], epochs_s[arm]
     base_s = list(zip(*(epochs_s[arm] for arm in AS_IS)))
+    too_few = [
+        remedy
+        for remedy in worthwhile
+        if (remedy not in tried or remedy.key in arms)  # what failed is named already
+        and len(list(zip(base_s, epochs_s.get(remedy.key, ())))) < FEWEST_COMPARED
+    ]
     if len(base_s) < FEWEST_COMPARED:
-        return Trials(proposed, tuple(failed), left_out=left_out)
-    timed = (_with_times(each, epochs_s.get(each.key), base_s) for each in proposed)
-    return Trials(tuple(timed), tuple(failed))
+        return Trials(proposed, tuple(failed), left_out=_left_out(too_few))
+    timed = (_with_times(each, epochs_s.get(each.key, ()), base_s) for each in proposed)
+    return Trials(tuple(timed), tuple(failed), left_out=_left_out(too_few))
 
 
-def _names(remedies: Iterable[Remedy]) -> list[str]:
-    """Return the names of remedies, each once."""
-    return list(dict.fromkeys(remedy.name for remedy in remedies))
+def _left_out(remedies: Iterable[Remedy]) -> tuple[str, ...]:
+    """Return what there was no time for, in words; empty without remedies."""
+    names = dict.fromkeys(remedy.name for remedy in remedies)
+    trials = Text("trials of {changes}")
+    return (trials.format(changes=Text(", ").join(names)),) if names else ()
 
 
 def _filling_s(m: Bounds, loop: Loop, remedy: Remedy) -> float:
@@ -143,9 +155,9 @@ def _filling_s(m: Bounds, loop: Loop, remedy: Remedy) -> float:
 
 
 def _with_times(
-    remedy: Remedy, took_s: Sequence[float] | None, base_s: Sequence[tuple[float, ...]]
+    remedy: Remedy, took_s: Sequence[float], base_s: Sequence[tuple[float, ...]]
 ) -> Remedy:
-    if not took_s:
+    if len(took_s) < FEWEST_COMPARED:
         return remedy
     log_ratios = tuple(log_ratio(time_s, base) for time_s, base in zip(took_s, base_s))
     compared = Comparison(log_ratios=log_ratios)

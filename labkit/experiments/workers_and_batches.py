@@ -323,7 +323,7 @@ def rivals(base: Settings) -> Variants:
 def outside_loaders(base: Settings) -> Variants:
     """Compare ThreadLoader with the loaders of other libraries on the work of `textbook`.
 
-    Workers are kept between epochs, as each library recommends.
+    Worker processes are kept between epochs; threads are started in each.
 
     Source: SPDL (arXiv 2504.20067), WebDataset, tf.data, DALI; pytorch/examples, imagenet/main.py.
     """

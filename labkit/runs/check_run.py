@@ -225,7 +225,7 @@ def _describe_data(reader: Reader, data: str) -> Data:
         images=len(reader),
         bytes=int(reader.image_bytes.sum()),
         boxes=reader.boxes,
-        kind=reader.kind or "the user's own images",
+        kind=getattr(reader, "kind", "") or "the user's own images",
         data_hash=reader.data_hash if reader.has_manifest else UNKNOWN,
     )
 

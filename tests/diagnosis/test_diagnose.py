@@ -21,7 +21,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 import labkit as lab
-from labkit.diagnosis import arms, bounds, loaders, measure, rules
+from labkit.diagnosis import arms, bounds, loaders, measure, rules, verify
 from labkit.diagnosis.arms import Loop
 from labkit.diagnosis.bounds import bounds_of
 from labkit.diagnosis.facts import Batch, Facts, Stages
@@ -765,6 +765,19 @@ def test_each_trial_has_a_time_of_its_own_whatever_its_text():
     found = try_remedies(loop, bounds_of(facts), proposed, files=(), **limits)
     one, two = (remedy.measured for remedy in found.remedies)
     assert None not in (one, two) and one != two
+
+
+def test_what_was_timed_once_counts_as_left_out_and_not_as_measured(monkeypatch):
+    loop = Loop(DataLoader(Slow(cpu_s=0), batch_size=4), lambda batch: None)
+    limits = {"budget_s": BUDGET_S, "over_s": time.monotonic() + 60, "say": lambda *_: None}
+    facts = measure.collect(loop, **limits)
+    usual = {"name": "more workers", "bottleneck": "workers", "reason": "", "change": "the same"}
+    more = rules.Remedy(**usual, subject="1", arguments={"num_workers": 1})
+    # A second block that ends before its turn.
+    monkeypatch.setattr(verify, "in_blocks", lambda arms, *_: [*arms, *verify.AS_IS])
+    trials = try_remedies(loop, bounds_of(facts), (more,), files=(), **limits)
+    assert trials.remedies == (more,)
+    assert [*map(str, trials.left_out)] == ["trials of more workers"]
 
 
 def test_a_step_that_fails_leaves_what_was_measured():

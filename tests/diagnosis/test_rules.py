@@ -182,6 +182,17 @@ def test_what_saves_hardly_any_of_what_loading_costs_does_not_explain_it(share, 
     assert any(line.startswith(f"1. report less often: {saves}× as fast") for line in lines)
 
 
+def test_what_is_easy_and_comes_first_is_named_where_another_change_saves_much():
+    m = measured(demand={"workers": 0})
+    proposed = propose(m)
+    easy = next(remedy for remedy in proposed if remedy.easy)
+    other = next(remedy for remedy in proposed if not remedy.easy)
+    enough = 0.2 * m.loading_cost_share
+    for most, bottleneck in ((1.2 * enough, easy.bottleneck), (0.9 * enough, UNEXPLAINED)):
+        gains = [replace(other, expected=1 - most), replace(easy, expected=1 - most / 2)]
+        assert in_order(m, gains)[0] == bottleneck
+
+
 def test_fewer_bytes_shorten_all_that_touches_them():
     m = measured(sizes={"float64": 10_000_000}, facts={"probe": Stages(pickle_s=0.01)})
     ((_, expected),) = [one for one in bounds(m).items() if one[0][0] == "fewer bytes"]

@@ -80,6 +80,11 @@ class Loader(Part):
                     f"{who} reads files by itself, so it cannot wait for {settings.storage}; "
                     "choose a real disk"
                 )
+            if settings.jitter_ms:
+                return (
+                    f"jitter_ms must be 0 with {who}, which reads files by itself, got "
+                    f"{settings.jitter_ms}; choose the loader torch or threads"
+                )
         if self.needs_gpu and not chosen.device.is_cuda:
             return (
                 f"{who} decodes and preprocesses on the GPU, got device {settings.device}; choose "
@@ -90,7 +95,9 @@ class Loader(Part):
     def _preprocesses(self, preprocessor: Any) -> bool:
         """Return whether it can do a preprocessor's work; takes a `parts.preprocessing` one."""
         work = preprocessor.in_numbers
-        return work is not None and not (self.leaves_uint8 and work.scale_rgb is not None)
+        if self.leaves_uint8:
+            return work is not None and work.scale_rgb is None and preprocessor.crop is not None
+        return work is not None
 
 
 _TF_DATA = partial(

@@ -305,6 +305,8 @@ class TestReasons:
              "reads JPEGs by itself from the packing tfrecord, got folder"),
             ("dali_cpu", {"storage": "modelled_ssd"},
              "reads files by itself, so it cannot wait for modelled_ssd; choose a real disk"),
+            ("tf_data", {"jitter_ms": 40},
+             "jitter_ms must be 0 with the loader tf_data, which reads files by itself, got 40"),
             ("dali", {}, "the loader dali decodes and preprocesses on the GPU, got device cpu; "
              "choose device cuda, or the loader dali_cpu"),
             ("dali", {"device": "simulated"}, "got device simulated; choose device cuda"),
