@@ -260,7 +260,7 @@ def _differ_only_in_medium(one: Settings, other: Settings) -> bool:
 
 
 def _costs(run: StoredRun) -> Table | None:
-    """Return what each variant's files cost once, and after how many epochs that is earned back."""
+    """Return what stored files cost once, and after how many epochs that is earned back."""
     made, summary, data = run.info.costs, run.summary, run.info.data
     differing = run.info.psnr_db
     if not made:
@@ -268,6 +268,8 @@ def _costs(run: StoredRun) -> Table | None:
     base, cells = made.get(summary.baseline), []
     for row in summary.rows:
         own = made.get(row.variant)
+        if own is None and row.variant != summary.baseline:
+            continue  # it reads the original files
         reads = run.info.reads.get(row.variant, ReadCounts())
         size_bytes = own.bytes if own else data.bytes
         made_s, saved_s = _made_s(own), _saved_s_per_epoch(row, run)

@@ -142,6 +142,11 @@ def test_pixels_that_differ_by_design_have_their_distance_beside_their_cost():
     assert any(note.startswith("psnr_db is the peak signal-to-noise ratio") for note in table.notes)
 
 
+def test_what_reads_the_data_as_it_is_has_no_row_of_its_own_but_the_baseline():
+    found = costs({"original": 1.0, "packed": 0.8, "other loader": 1.2}, {"packed": pack(7.0)})
+    assert [*found["What storing costs"].data.index] == ["original", "packed"]
+
+
 def test_where_all_read_the_data_as_it_is_there_is_no_table():
     assert costs({"original": 1.0, "both": 0.5}, {}) == {}
 
