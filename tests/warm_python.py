@@ -94,7 +94,7 @@ def serve(address):
     listening.listen()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     print("listening", flush=True)
-    while sys.stdin.fileno() not in select.select([listening, sys.stdin], [], [])[0]:
+    while sys.stdin not in select.select([listening, sys.stdin], [], [])[0]:
         client, _ = listening.accept()
         if os.fork() == 0:
             listening.close()
