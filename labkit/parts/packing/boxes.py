@@ -117,10 +117,11 @@ def read_coco(
             for row in coco["annotations"]
             if not row.get("iscrowd") and row["bbox"][2] > 0 and row["bbox"][3] > 0
         ]
-        ids = np.array([number for number, _ in images], dtype=np.int64)
-        owners = np.array([owner for owner, _, _ in rows], dtype=np.int64)
+        # Reshaped, since a list in place of a number makes an array of more dimensions.
+        ids = np.array([number for number, _ in images], np.int64).reshape(len(images))
+        owners = np.array([owner for owner, _, _ in rows], np.int64).reshape(len(rows))
         boxes_xywh = np.array([box for _, box, _ in rows], np.float64).reshape(len(rows), 4)
-        category_ids = np.array([category for _, _, category in rows], dtype=np.int64)
+        category_ids = np.array([category for *_, category in rows], np.int64).reshape(len(rows))
         # No JPEG is as wide; nor is what is no number below it.
         if not (np.abs(boxes_xywh) < 1_000_000).all():
             raise ValueError("bbox must hold numbers of pixels below 1,000,000")
