@@ -16,6 +16,7 @@ if TYPE_CHECKING or not (_why_no_lab := why_no_lab()):
     from labkit.experiments.catalog import CATALOG
     from labkit.experiments.largest_batch import largest_batch
     from labkit.experiments.request import choose, experiment
+    from labkit.experiments.sweep import sweep
     from labkit.panel.view import advise_form, panel
     from labkit.parts.decoding import DECODERS
     from labkit.parts.devices import DEVICES
@@ -46,7 +47,7 @@ if TYPE_CHECKING or not (_why_no_lab := why_no_lab()):
     from labkit.runs.experiment import Experiment, Variant
     from labkit.runs.forecasts import forecast
     from labkit.runs.store import list_runs
-    from labkit.settings import Settings, vary
+    from labkit.settings import Settings
 
     table, chart = Run.table, Run.chart
 else:
@@ -103,9 +104,9 @@ __all__ = [
     "resume",
     "roofline",
     "run",
+    "sweep",
     "table",
     "timeline_chart",
     "tune",
-    "vary",
     "watch",
 ]

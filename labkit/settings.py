@@ -15,7 +15,7 @@ import itertools
 import math
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Any, Literal, TypeVar
@@ -225,58 +225,6 @@ def pick(table: dict[str, T], name: str, what: str) -> T:
     if name not in table:
         raise ValueError(f"{what} must be one of {', '.join(sorted(table))}, got {name!r}")
     return table[name]
-
-
-def vary(base: Settings, **choices: Iterable[object]) -> dict[str, Settings]:
-    """Make one variant per value of one setting, everything else equal.
-
-    Args:
-        base: what the variants have in common.
-        **choices: exactly one setting and its values, as ``decoder=["opencv", "pillow"]``.
-
-    Returns:
-        label (the value as text) -> settings, in the given order.
-
-    Raises:
-        ValueError: not exactly one setting, an unknown one, or a value given twice.
-
-    Examples:
-        >>> list(vary(Settings(), num_workers=[0, 2, 4]))
-        ['0', '2', '4']
-    """
-    if len(choices) != 1:
-        raise ValueError(
-            f"vary must be given exactly one setting, got {len(choices)}; "
-            "write the variants out as a dict to change several at once"
-        )
-    ((name, values),) = choices.items()
-    values = list(values)
-    labels = [str(value) for value in values]
-    if len(set(labels)) != len(labels):
-        raise ValueError(f"{name} must be given distinct values, got {', '.join(labels)}")
-    return {label: with_settings(base, {name: value}) for label, value in zip(labels, values)}
-
-
-def change_all(
-    variants: Mapping[str, Settings], label: str = "{}", /, **changes: object
-) -> dict[str, Settings]:
-    """Change the same settings in all variants.
-
-    Args:
-        variants: label -> settings.
-        label: makes the new labels of the old ones, as "{}, warm".
-        **changes: setting -> its new value.
-
-    Raises:
-        ValueError: as `with_settings`.
-
-    Examples:
-        >>> variants = vary(Settings(), decoder=["opencv", "pillow"])
-        >>> warm = change_all(variants, "{}, warm", cache="warm")
-        >>> {label: settings.cache for label, settings in warm.items()}
-        {'opencv, warm': 'warm', 'pillow, warm': 'warm'}
-    """
-    return {label.format(old): with_settings(each, changes) for old, each in variants.items()}
 
 
 def with_settings(base: Settings, changes: dict[str, Any]) -> Settings:

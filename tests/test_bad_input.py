@@ -617,7 +617,8 @@ def vary(**choices):
     """Variants of which the first is the baseline."""
 
     def make(place):
-        variants = lab.vary(own(place.data, images=None), **choices)
+        ((setting, values),) = choices.items()
+        variants = lab.sweep(own(place.data, images=None), setting, values)
         return {"changes": {"variants": variants, "baseline": next(iter(variants))}}
 
     return make

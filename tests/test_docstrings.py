@@ -8,16 +8,17 @@ from types import SimpleNamespace
 import pytest
 
 import labkit as lab
-from labkit import settings, steady_rate
+from labkit import steady_rate
 from labkit.analysis import halving, published, two_runs
+from labkit.experiments import sweep
 from labkit.runs import experiment
 
 # Whose docstrings have examples: a user meets them first.
 WITH_EXAMPLES = [
     lab.Experiment, lab.Settings, lab.choose, lab.compare, lab.describe_data, lab.example_loop,
     lab.experiment, lab.find_run, lab.forecast, lab.list_runs, lab.make_photos, lab.newest_run,
-    lab.run, lab.claims, lab.vary, settings.change_all, experiment.as_experiment,
-    experiment.full_only, experiment.with_published, lab.Run.table, lab.Run.charts, lab.Run.chart,
+    lab.run, lab.claims, lab.sweep, sweep.change_all, sweep.full_only, sweep.with_published,
+    experiment.as_experiment, lab.Run.table, lab.Run.charts, lab.Run.chart,
     lab.Run.share, lab.Run.save, lab.resume, lab.open_shared, lab.report, lab.doctor, lab.panel,
     published.answer, steady_rate.steady_rate,
     halving.halve, two_runs.RunComparison,

@@ -1,6 +1,6 @@
 """Settings are described and varied, and a mode fills only what is unset."""
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 import pytest
 
@@ -11,22 +11,7 @@ from labkit.settings import (
     complete,
     field_kinds,
     read_settings,
-    vary,
 )
-
-
-def test_vary_changes_one_setting_and_keeps_the_rest():
-    base = Settings(num_workers=3)
-    variants = vary(base, batch_size=[4, 8])
-    assert list(variants) == ["4", "8"]
-    assert variants["8"] == replace(base, batch_size=8)
-
-
-def test_vary_refuses_two_settings_and_repeated_values():
-    with pytest.raises(ValueError, match="vary must be given exactly one setting, got 2"):
-        vary(Settings(), batch_size=[4], num_workers=[1])
-    with pytest.raises(ValueError, match="batch_size must be given distinct values, got 4, 4"):
-        vary(Settings(), batch_size=[4, 4])
 
 
 def test_only_what_is_unset_is_filled_in():

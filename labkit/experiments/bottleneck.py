@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from labkit.runs.experiment import Variants, as_experiment, full_only
-from labkit.settings import Settings, change_all
+from labkit.experiments.sweep import change_all, full_only
+from labkit.runs.experiment import Variants, as_experiment
+from labkit.settings import Settings
 
 
 @as_experiment(

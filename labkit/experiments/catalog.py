@@ -28,10 +28,11 @@ from labkit.experiments import (
     training_loop,
     workers_and_batches,
 )
+from labkit.experiments.sweep import with_published
 from labkit.machine import media
 from labkit.machine.page_cache import can_evict
 from labkit.parts.storage import slow_disk
-from labkit.runs.experiment import Experiment, with_published
+from labkit.runs.experiment import Experiment
 from labkit.settings import AS_PUBLISHED, CORRECTED, PROTOCOLS, Settings, pick, with_settings
 
 _MODULES = (

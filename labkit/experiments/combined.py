@@ -6,8 +6,9 @@ import itertools
 from dataclasses import replace
 
 from labkit.experiments import prefetching, preprocessing, storage
+from labkit.experiments.sweep import full_only, with_published
 from labkit.machine.page_cache import can_evict
-from labkit.runs.experiment import Variants, as_experiment, full_only, with_published
+from labkit.runs.experiment import Variants, as_experiment
 from labkit.settings import Settings, with_settings
 
 # Normalized times that [004] reported: the bar labels of its charts (DOCUMENTS 0.1).

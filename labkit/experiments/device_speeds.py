@@ -13,11 +13,12 @@ from dataclasses import replace
 
 from labkit.analysis.equal_work import STEP, is_floor
 from labkit.analysis.roofline import ALONE
+from labkit.experiments.sweep import change_all, in_groups, with_published
 from labkit.parts.devices import DevicePart
 from labkit.records import EPOCHS, ROOFLINE
 from labkit.resolve import find_part, gather_facts
-from labkit.runs.experiment import Experiment, in_groups, with_published
-from labkit.settings import change_all, with_settings
+from labkit.runs.experiment import Experiment
+from labkit.settings import with_settings
 
 THIS_DEVICE = "this GPU"
 SUFFIX = "_roofline"

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
+from labkit import units
+from labkit.experiments.sweep import in_groups, sweep, with_published
 from labkit.machine import hardware
-from labkit.runs.experiment import Variants, as_experiment, in_groups, with_published
+from labkit.runs.experiment import Variants, as_experiment
 from labkit.settings import Settings
 
 
@@ -30,17 +31,16 @@ def ranks(base: Settings) -> Variants:
         num_workers=workers if base.num_workers is None else base.num_workers,
         epochs=1,
     )
-    labels = {f"{n} GPUs" if n > 1 else "1 GPU": replace(base, ranks=n) for n in (1, 2, 4)}
-    variants: dict[str, Any] = labels
+    variants = sweep(base, "ranks", [1, 2, 4], label=lambda n: units.count(n, "GPU"))
     if base.is_on_simulated_gpu and base.gpu_images_per_s is None:
         speeds = {
             "GPUs a third as fast as the loader": 1 / 3,
             "GPUs twice as fast as the loader": 2.0,
         }
         variants = in_groups(
-            dict.fromkeys(speeds, labels),
+            dict.fromkeys(speeds, variants),
             # Where two bring nothing, quick mode need not show that four bring no more.
-            lambda group, label: speeds[group] < 1 or labels[label].ranks < 4,
+            lambda group, label: speeds[group] < 1 or label != "4 GPUs",
             {group: {"x": x} for group, x in speeds.items()},
         )
     return variants
@@ -75,10 +75,7 @@ def communication(base: Settings) -> Variants:
     exchanges["no exchange, no_sync"] = "no_sync"
     only_in_full = ("1,000 Mbit/s", "no exchange, no_sync")
     groups = {
-        f"{ranks} machines": {
-            label: replace(base, ranks=ranks, exchange=exchange)
-            for label, exchange in exchanges.items()
-        }
+        f"{ranks} machines": sweep(replace(base, ranks=ranks), "exchange", exchanges)
         # Two ranks' all-gather was 58 % slower than more ranks' (gloo#471), so full mode adds four.
         for ranks in (2, 4)
     }

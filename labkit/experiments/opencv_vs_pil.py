@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from labkit.experiments.single_operations import timed_alone
-from labkit.runs.experiment import Experiment, Variants, as_experiment, full_only
+from labkit.experiments.sweep import full_only
+from labkit.runs.experiment import Experiment, Variants, as_experiment
 from labkit.runs.operation_trials import INPUTS, all_operations
 from labkit.settings import Settings
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from labkit.runs.experiment import Experiment, Variants, as_experiment, full_only, in_groups
-from labkit.settings import Settings, change_all
+from labkit.experiments.sweep import change_all, full_only, in_groups
+from labkit.runs.experiment import Experiment, Variants, as_experiment
+from labkit.settings import Settings
 
 
 @as_experiment(

@@ -4,16 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from labkit.experiments.sweep import change_all, full_only, in_document_order, sweep, with_published
 from labkit.machine import gpu, hardware
-from labkit.runs.experiment import (
-    Experiment,
-    Variants,
-    as_experiment,
-    full_only,
-    in_document_order,
-    with_published,
-)
-from labkit.settings import SLEEPING, Settings, change_all
+from labkit.runs.experiment import Experiment, Variants, as_experiment
+from labkit.settings import SLEEPING, Settings
 
 # Normalized times that [004] reported: the bar labels of its charts (DOCUMENTS 0.1).
 PUBLISHED = {
@@ -29,12 +23,16 @@ def prefetching(base: Settings) -> Experiment:
 
     Source: [004] section 3.1, experiment 1.
     """
-    variants = {
-        "original": replace(base, prefetcher="none"),
-        "prefetch_generator": replace(base, prefetcher="prefetch_generator"),
-        "data_prefetcher": replace(base, prefetcher="data_prefetcher"),
-        "both": replace(base, prefetcher="both"),
-    }
+    variants = sweep(
+        base,
+        "prefetcher",
+        {
+            "original": "none",
+            "prefetch_generator": "prefetch_generator",
+            "data_prefetcher": "data_prefetcher",
+            "both": "both",
+        },
+    )
     return Experiment(
         "prefetching",
         question="Does fetching the next batch ahead shorten the epoch?",

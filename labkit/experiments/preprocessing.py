@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from labkit.experiments.single_operations import timed_alone
-from labkit.runs.experiment import Experiment, Variants, as_experiment, with_published
+from labkit.experiments.sweep import sweep, with_published
+from labkit.runs.experiment import Experiment, Variants, as_experiment
 from labkit.runs.operation_trials import SAMPLE
 from labkit.settings import Settings
 
@@ -23,14 +22,8 @@ def preprocessing(base: Settings) -> Variants:
 
     Source: [004] section 3.3, experiment 3.
     """
-    return with_published(
-        PUBLISHED,
-        {
-            "original": replace(base, preprocessor="loops"),
-            "vectorized": replace(base, preprocessor="vectorized"),
-            "simplified": replace(base, preprocessor="on_device"),
-        },
-    )
+    ways = {"original": "loops", "vectorized": "vectorized", "simplified": "on_device"}
+    return with_published(PUBLISHED, sweep(base, "preprocessor", ways))
 
 
 def lookups(base: Settings) -> Experiment:

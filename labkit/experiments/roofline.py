@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from labkit.experiments.sweep import full_only
 from labkit.machine import hardware
-from labkit.runs.experiment import Experiment, full_only
+from labkit.runs.experiment import Experiment
 from labkit.settings import Settings
 
 

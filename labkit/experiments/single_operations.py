@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from labkit.experiments.sweep import in_groups
 from labkit.parts.operations import MEANINGS
-from labkit.runs.experiment import Experiment, Variant, in_groups
+from labkit.runs.experiment import Experiment, Variant
 from labkit.runs.operation_trials import all_operations
 from labkit.settings import Settings
 

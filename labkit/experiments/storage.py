@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from labkit.machine import media
-from labkit.runs.experiment import (
-    Experiment,
+from labkit.experiments.sweep import (
+    change_all,
     full_only,
     in_document_order,
     in_groups,
     with_published,
 )
-from labkit.settings import Settings, change_all
+from labkit.machine import media
+from labkit.runs.experiment import Experiment
+from labkit.settings import Settings
 
 # Normalized times that [004] reported: the bar labels of its charts (DOCUMENTS 0.1).
 PUBLISHED = {"hdd": 1.000, "ssd": 0.860, "tmpfs": 0.864}

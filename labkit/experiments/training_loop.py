@@ -7,14 +7,15 @@ loss separate the two.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
+from labkit.experiments.sweep import SettingsOrVariant, change_all, full_only, sweep
 from labkit.machine import gpu
 from labkit.records import XAxis
-from labkit.runs.experiment import Variants, as_experiment, full_only
-from labkit.settings import IN_THREAD, Settings, change_all
+from labkit.runs.experiment import Variant, Variants, as_experiment
+from labkit.settings import IN_THREAD, Settings
 
-STEP_INTERVALS = (1, 10, 100)
 NEAR = "http_5ms"  # a server in the local network answers in a few milliseconds
 
 
@@ -30,12 +31,16 @@ def loss(base: Settings) -> Variants:
     """
     # Loops over the boxes take some hundredths of a second for each image.
     base = replace(base, batch_size=base.batch_size or 2, epochs=1)
-    variants = {
-        "loops": replace(base, loss="loops"),
-        "loops, looking each time": replace(base, loss="loops_sync"),
-        "loops in threads": replace(base, loss="threads"),
-        "all at once": replace(base, loss="vectorized"),
-    }
+    variants = sweep(
+        base,
+        "loss",
+        {
+            "loops": "loops",
+            "loops, looking each time": "loops_sync",
+            "loops in threads": "threads",
+            "all at once": "vectorized",
+        },
+    )
     return variants | full_only(
         change_all(variants, "{}, no waiting", sync_every=0) | _computing_alone(variants)
     )
@@ -77,7 +82,9 @@ def precision(base: Settings) -> Variants:
     return variants | full_only(compiled | _computing_alone(variants | compiled))
 
 
-def _computing_alone(variants: dict[str, Settings]) -> dict[str, Settings]:
+def _computing_alone(
+    variants: Mapping[str, SettingsOrVariant],
+) -> dict[str, SettingsOrVariant]:
     """Return the variants on one batch that stays in memory, so that only the step counts."""
     return change_all(variants, "computing alone: {}", loader="resident")
 
@@ -122,19 +129,14 @@ def checkpoints(base: Settings) -> Variants:
     Source: [001] 3.3.
     """
     base = _loop_alone(base)
-    by = {"": "sync", ", in a thread": "thread"}
-    every = {
-        f"every {_steps(n)}{how}": replace(base, checkpoint_every=n, checkpoint_writer=writer)
-        for how, writer in by.items()
-        for n in STEP_INTERVALS
-    }
-    names = ("every 100 steps", "every 10 steps", "every 10 steps, in a thread")
-    quick = {"never": base} | {name: every.pop(name) for name in names}
-    in_memory = {
-        f"every {_steps(n)}, to tmpfs": replace(base, checkpoint_every=n, checkpoint_to="tmpfs")
-        for n in STEP_INTERVALS
-    }
-    return quick | full_only({**every, **in_memory})
+
+    def saved(every: list[int], full: list[int]) -> dict[str, Variant]:
+        return sweep(base, "checkpoint_every", every, full=full, label=_every)
+
+    in_thread = saved([10], full=[1, 100])
+    in_thread = change_all(in_thread, "{}, in a thread", checkpoint_writer="thread")
+    in_memory = change_all(saved([], full=[1, 10, 100]), "{}, to tmpfs", checkpoint_to="tmpfs")
+    return saved([0, 100, 10], full=[1]) | in_thread | in_memory
 
 
 @as_experiment(
@@ -147,20 +149,15 @@ def logs(base: Settings) -> Variants:
 
     Source: [001] 5.1.
     """
-    base = _loop_alone(base)
-    printed = {
-        f"every {_steps(n)}": replace(base, report_every=n, report_to="file")
-        for n in STEP_INTERVALS
-    }
-    unread = change_all(printed, "{}, without the loss", report_loss=False)
-    shown = change_all(printed | unread, "{}, terminal", report_to="terminal")
-    names = ("every step, without the loss",)
-    return (
-        {"never": base}
-        | printed
-        | {name: unread.pop(name) for name in names}
-        | full_only({**unread, **shown})
-    )
+    base = replace(_loop_alone(base), report_to="file")
+
+    def printed(every: list[int], full: list[int]) -> dict[str, Variant]:
+        return sweep(base, "report_every", every, full=full, label=_every)
+
+    unread = change_all(printed([1], full=[10, 100]), "{}, without the loss", report_loss=False)
+    both = printed([1, 10, 100], full=[]) | unread
+    shown = change_all(both, "{}, terminal", report_to="terminal")
+    return printed([0], full=[]) | both | full_only(shown)
 
 
 @as_experiment(
@@ -174,15 +171,13 @@ def metric_reports(base: Settings) -> Variants:
     Source: [001] 4.2.
     """
     base = _loop_alone(base)
-    near = {
-        f"every {_steps(n)}": replace(base, report_every=n, report_to=NEAR) for n in STEP_INTERVALS
-    }
+    near = sweep(replace(base, report_to=NEAR), "report_every", [1, 10, 100], label=_every)
+    in_thread = change_all(near, "{}, in the background", report_to=f"{NEAR}{IN_THREAD}")
+    each_step = {label: in_thread[label] for label in ("every step, in the background",)}
     others = change_all(near, "{}, without the loss", report_loss=False)
-    others |= change_all(near, "{}, in the background", report_to=f"{NEAR}{IN_THREAD}")
     # A distant server answers in some tens of milliseconds.
     others |= change_all(near, "{}, to a slower server", report_to="http_50ms")
-    names = ("every step, in the background",)
-    return {"never": base} | near | {name: others.pop(name) for name in names} | full_only(others)
+    return {"never": base} | near | full_only(in_thread | others) | each_step
 
 
 @as_experiment(
@@ -196,13 +191,14 @@ def evaluation(base: Settings) -> Variants:
     Source: [001] section 2.
     """
     base = _loop_alone(base)
-    every = {
-        f"{how}, every {_steps(n)}": replace(base, metrics=how, metrics_every=n)
-        for how in ("loops", "vectorized")
-        for n in STEP_INTERVALS
-    }
-    names = ("loops, every step", "loops, every 10 steps", "vectorized, every step")
-    return {"none": base} | {name: every.pop(name) for name in names} | full_only(every)
+
+    def computed(how: str, every: list[int], full: list[int]) -> dict[str, Variant]:
+        base_of_how = replace(base, metrics=how)
+        swept = sweep(base_of_how, "metrics_every", every, full=full, label=_every)
+        return change_all(swept, f"{how}, {{}}")
+
+    loops = computed("loops", [1, 10], full=[100])
+    return {"none": base} | loops | computed("vectorized", [1], full=[10, 100])
 
 
 def _loop_alone(base: Settings) -> Settings:
@@ -219,5 +215,5 @@ def _loop_alone(base: Settings) -> Settings:
     )
 
 
-def _steps(n: int) -> str:
-    return "step" if n == 1 else f"{n} steps"
+def _every(n: int) -> str:
+    return f"every {n} steps" if n > 1 else "every step" if n else "never"

@@ -10,9 +10,10 @@ from dataclasses import replace
 from typing import Any
 
 from labkit import units
+from labkit.experiments.sweep import change_all, full_only, sweep, with_published
 from labkit.machine import gpu, hardware
-from labkit.runs.experiment import Variants, as_experiment, full_only, with_published
-from labkit.settings import BATCH_SIZE, Settings, change_all, vary
+from labkit.runs.experiment import Variant, Variants, as_experiment
+from labkit.settings import BATCH_SIZE, Settings
 
 
 @as_experiment(
@@ -28,17 +29,16 @@ def workers(base: Settings) -> Variants:
     Source: [002] 3.3, [004] 2.4.
     """
     cores = hardware.cores()
-    by_rule = {"as many as cores": cores, "no workers": 0, "twice as many": 2 * cores}
-    quick = {label: replace(base, num_workers=count) for label, count in by_rule.items()}
+    names = {cores: "as many as cores", 0: "no workers", 2 * cores: "twice as many"}
+    # [002] writes "usually 8 or 12": up to 12 are tried one by one, more only by doubling.
     doubled = (n for n in (16, 32, 64, 128, 256) if n < 2 * cores)
-    others = {
-        units.count(n, "worker"): replace(base, num_workers=n)
-        # [002] writes "usually 8 or 12": up to 12 are tried one by one, more only by doubling.
-        for n in (*range(1, min(2 * cores, 12) + 1), *doubled)
-        if n not in by_rule.values()
-    }
-    few = {label: others.pop(label) for label in ("1 worker", "2 workers") if label in others}
-    return quick | few | full_only(others)
+    return sweep(
+        base,
+        "num_workers",
+        [*names, 1, 2],
+        full=[*range(1, min(2 * cores, 12) + 1), *doubled],
+        label=lambda n: names.get(n) or units.count(n, "worker"),
+    )
 
 
 @as_experiment(
@@ -62,18 +62,18 @@ def prefetch_factor(base: Settings) -> Variants:
         num_workers=count if base.num_workers is None else base.num_workers,
     )
 
-    def ahead(*counts: int) -> dict[str, Settings]:
-        return {
-            f"{n} {'batch' if n == 1 else 'batches'} each": replace(base, prefetch_factor=n)
-            for n in counts
-        }
-
-    def in_any_order(*counts: int) -> dict[str, Settings]:
-        return change_all(ahead(*counts), "{}, any order", loader="torch_any_order")
+    def ahead(counts: list[int], full: list[int]) -> dict[str, Variant]:
+        return sweep(base, "prefetch_factor", counts, full=full, label=_batches_each)
 
     # In order, one late batch holds up all that are ready behind it.
-    quick = ahead(2, 1, 4, 8) | in_any_order(2)
-    return quick | full_only(ahead(16) | in_any_order(1, 4, 8, 16))
+    in_any_order = change_all(
+        ahead([2], full=[1, 4, 8, 16]), "{}, any order", loader="torch_any_order"
+    )
+    return ahead([2, 1, 4, 8], full=[16]) | in_any_order
+
+
+def _batches_each(n: int) -> str:
+    return f"{n} {'batch' if n == 1 else 'batches'} each"
 
 
 @as_experiment(
@@ -87,9 +87,8 @@ def persistent_workers(base: Settings) -> Variants:
 
     Source: [001] 4.1.
     """
-    kept = replace(base, persistent_workers=True)
-    variants = {"started anew": replace(base, persistent_workers=False), "kept": kept}
-    in_full = {}
+    variants = sweep(base, "persistent_workers", {"started anew": False, "kept": True})
+    in_full: dict[str, Any] = {}
     # Elsewhere all workers are spawned anyway.
     if base.multiprocessing_context is None and hardware.can_fork():
         in_full = change_all(variants, "spawned, {}", multiprocessing_context="spawn")
@@ -125,9 +124,8 @@ def batch_size(base: Settings) -> Variants:
     Source: [002] 3.1.
     """
     base = replace(base, preprocessor="on_device")  # small enough for any shared memory
-    return {_size(n): replace(base, batch_size=n) for n in (20, 21, 28)} | full_only(
-        {_size(n): replace(base, batch_size=n) for n in (10, 12, 14, 15, 30, 35, 42)}
-    )
+    in_full = [10, 12, 14, 15, 30, 35, 42]
+    return sweep(base, "batch_size", [20, 21, 28], full=in_full, label=_size)
 
 
 def _size(n: int) -> str:
@@ -146,12 +144,8 @@ def batch_size_powers(base: Settings) -> Variants:
     Source: [002] 3.1.
     """
     base = replace(base, preprocessor="on_device")
-    return vary(base, batch_size=(16, 4, 8, 32, 64)) | full_only(
-        {
-            **vary(base, batch_size=(48, 128)),
-            "256, on CUDA": replace(base, batch_size=256, device="cuda"),
-        }
-    )
+    large = {"256, on CUDA": replace(base, batch_size=256, device="cuda")}
+    return sweep(base, "batch_size", [16, 4, 8, 32, 64], full=[48, 128]) | full_only(large)
 
 
 @as_experiment(
@@ -376,17 +370,16 @@ def tf_data(base: Settings) -> Variants:
     Source: [001] 2.1 a and 4.2.
     """
     base = _light(base)
-    return {
-        "one after the other": replace(base, loader="tf_data_plain"),
-        "parallel map and prefetch": replace(base, loader="tf_data"),
-        **full_only(
-            {  # every trial imports TensorFlow, which takes as long as quick mode's epochs
-                "parallel map": replace(base, loader="tf_data_no_prefetch"),
-                "prefetch": replace(base, loader="tf_data_serial_map"),
-                "as in the document": replace(base, loader="tf_data_as_published"),
-            }
-        ),
-    }
+    return sweep(
+        base,
+        "loader",
+        {"one after the other": "tf_data_plain", "parallel map and prefetch": "tf_data"},
+        full={  # every trial imports TensorFlow, which takes as long as quick mode's epochs
+            "parallel map": "tf_data_no_prefetch",
+            "prefetch": "tf_data_serial_map",
+            "as in the document": "tf_data_as_published",
+        },
+    )
 
 
 @as_experiment(

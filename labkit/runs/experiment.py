@@ -1,8 +1,4 @@
-"""Experiment: a question, and the variants that answer it.
-
-label -> Settings ─ full_only, with_published, in_groups ─▶ label -> Variant
-                                                     as_experiment └─▶ Experiment
-"""
+"""Experiment: a question, and the variants that answer it; see `labkit.experiments.sweep`."""
 
 from __future__ import annotations
 
@@ -14,7 +10,7 @@ from typing import Any
 
 from labkit.records import EPOCHS, KINDS, XAxis
 from labkit.runs.store import RESERVED
-from labkit.settings import CORRECTED, PROTOCOLS, Settings, change_all, pick
+from labkit.settings import CORRECTED, PROTOCOLS, Settings, pick
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +94,7 @@ class Experiment:
             )
         if not self.variants:
             raise ValueError("variants must be at least one, got none")
-        object.__setattr__(self, "variants", _wrapped(self.variants))
+        object.__setattr__(self, "variants", as_variants(self.variants))
         if not self.baseline:
             object.__setattr__(self, "baseline", next(iter(self.variants)))
         pick(dict(self.variants), self.baseline, "baseline")
@@ -191,73 +187,9 @@ def as_experiment(
     return decorate
 
 
-def _wrapped(variants: Mapping[str, Any]) -> dict[str, Variant]:
+def as_variants(variants: Mapping[str, Any]) -> dict[str, Variant]:
+    """Return settings as variants, and variants as they are."""
     return {
         label: each if isinstance(each, Variant) else Variant(settings=each)
         for label, each in variants.items()
     }
-
-
-def full_only(variants: Mapping[str, Any]) -> dict[str, Variant]:
-    """Return the variants, or settings, as variants that only full mode measures.
-
-    Examples:
-        >>> full_only({"all": Settings()})["all"].full_only
-        True
-    """
-    return {label: replace(each, full_only=True) for label, each in _wrapped(variants).items()}
-
-
-def with_published(figures: Mapping[str, float], variants: Mapping[str, Any]) -> dict[str, Variant]:
-    """Return the variants, or settings, with a document's normalized times.
-
-    Args:
-        figures: label -> normalized time, of some of them.
-        variants: label -> variant or settings.
-
-    Examples:
-        >>> with_published({"both": 0.897}, {"both": Settings(prefetcher="both")})["both"].published
-        0.897
-    """
-    wrapped = _wrapped(variants)
-    for label in figures:
-        pick(wrapped, label, "published label")
-    return {
-        label: replace(each, published=figures.get(label, each.published))
-        for label, each in wrapped.items()
-    }
-
-
-def in_groups(
-    groups: Mapping[str, Mapping[str, Any]],
-    is_quick: Callable[[str, str], bool] = lambda group, label: True,
-    tasks: Mapping[str, Mapping[str, Any]] | None = None,
-) -> dict[str, Variant]:
-    """Return variants named "group: label".
-
-    Args:
-        groups: group -> label -> variant or settings.
-        is_quick: of group and label; the others are for full mode only.
-        tasks: group -> what the trials of its variants need beside the settings.
-    """
-    return {
-        f"{group}: {label}": replace(
-            each,
-            group=group,
-            name=label,
-            full_only=not is_quick(group, label),
-            task={**each.task, **(tasks or {}).get(group, {})},
-        )
-        for group, variants in groups.items()
-        for label, each in _wrapped(variants).items()
-    }
-
-
-def in_document_order(variants: Mapping[str, Settings]) -> dict[str, Settings]:
-    """Start the first variant cold, and each other one from the cache that was left behind.
-
-    The first variant runs again at the end: its gain is due to the order and the cache alone.
-    """
-    first, settings = next(iter(variants.items()))
-    left = change_all(variants, cache="as found")
-    return left | {first: replace(settings, cache="cold"), f"{first}, again": left[first]}

@@ -11,14 +11,14 @@ from fakes import fake_info
 
 import labkit as lab
 from labkit.experiments.request import Request
-from labkit.runs.experiment import full_only, with_published
+from labkit.experiments.sweep import full_only, with_published
 
 OWN = lab.Experiment(
     "mine",
     question="?",
     variants=with_published(
         {"opencv": 0.9, "pillow": 1.0},
-        lab.vary(lab.Settings(num_workers=2), decoder=["opencv", "pillow", "simplejpeg"]),
+        lab.sweep(lab.Settings(num_workers=2), "decoder", ["opencv", "pillow", "simplejpeg"]),
     ),
     baseline="pillow",
 )

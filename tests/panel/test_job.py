@@ -84,7 +84,7 @@ def test_there_is_one_job_at_a_time():
 
 
 def test_a_real_run_is_alone_and_cancelled_with_all_its_processes_keeps_its_rows(photos, tmp_path):
-    variants = lab.vary(lab.Settings(data=str(photos), **SMALL), decoder=["opencv", "pillow"])
+    variants = lab.sweep(lab.Settings(data=str(photos), **SMALL), "decoder", ["opencv", "pillow"])
     slow = lab.Experiment("test", question="?", variants=variants, baseline="opencv")
     seen = threading.Event()
     job.follow(lambda told, has_new_rows: has_new_rows and seen.set())

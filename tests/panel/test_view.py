@@ -75,7 +75,9 @@ def small(photos):
     return lab.Experiment(
         "small",
         question="Which decoder is <faster>?",
-        variants=lab.vary(lab.Settings(data=str(photos), **SMALL), decoder=["opencv", "pillow"]),
+        variants=lab.sweep(
+            lab.Settings(data=str(photos), **SMALL), "decoder", ["opencv", "pillow"]
+        ),
         baseline="opencv",
     )
 
