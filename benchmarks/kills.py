@@ -191,7 +191,7 @@ class Siege:
         """Start the run, or resume it as a user would."""
         folder, self._harmed = self._folder(), 0
         self._choose_moment(RESUMED_S if folder else NEW_S)
-        command = ["-m", "labkit.cli", "run", "--resume", str(folder)]
+        command = ["-m", "labkit", "run", "--resume", str(folder)]
         if folder is None:
             given = (self._photos, self._results, self._blocks, "yes" if self._copy else "no")
             command = ["-c", BEGIN, *map(str, given)]

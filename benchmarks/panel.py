@@ -106,7 +106,7 @@ def run_headless(results: Path, data: str) -> Measured:
 
         def begin() -> None:
             process = subprocess.Popen(
-                [sys.executable, "-m", "labkit.cli", *command],
+                [sys.executable, "-m", "labkit", *command],
                 cwd=results.parent,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

@@ -24,9 +24,9 @@ from labkit.files import bar
 from labkit.parts.decoding import DECODERS
 from labkit.parts.packing import PACKINGS
 from labkit.parts.packing.manifest import read_manifest
-from labkit.parts.packing.remote import place
+from labkit.parts.packing.remote import data_folder
 from labkit.parts.preprocessing import PREPROCESSORS
-from labkit.resolve import open_data, open_reader, stored_folder
+from labkit.resolve import open_data, open_reader, source_folder
 from labkit.runs.packs import ENGINES, about, ensure_pack
 from labkit.settings import Settings, field_kinds
 
@@ -103,12 +103,12 @@ def pack(settings: Settings, out: Path | None, given: argparse.Namespace) -> int
 
 def verify(settings: Settings, out: Path | None) -> int:
     """Compare every record of a pack with what was packed, and the pack with its data."""
-    folder = out or stored_folder(settings)
+    folder = out or source_folder(settings)
     open_reader.cache_clear()
     reader = open_reader(settings.packing, folder)
     wrong = []
     # Else the pack itself was given, and there is no other data.
-    if stored_folder(settings) != place(settings.data):
+    if source_folder(settings) != data_folder(settings.data):
         manifest = read_manifest(folder)
         wanted = about(settings, open_data(settings))
         wrong = [

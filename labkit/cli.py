@@ -251,7 +251,3 @@ def _script_word() -> Callable[[str], str]:
         return command
 
     return check
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -495,7 +495,7 @@ class ReadCounts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class XAxis:
+class StepsAxis:
     """How often the training loop does something, as one setting."""
 
     setting: str
@@ -546,7 +546,7 @@ class RunInfo:
     """Label -> the document's normalized time."""
     source: str = ""
     """Document and section."""
-    x_axis: XAxis | None = None
+    x_axis: StepsAxis | None = None
     compared_images: int | None = None
     """How many images of the last batches are compared; None: whole batches."""
     created_utc: str

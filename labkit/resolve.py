@@ -29,7 +29,7 @@ from labkit.parts.devices import DEVICES, GPUS, DevicePart, GpuSpeeds
 from labkit.parts.loading import LOADERS, Loader
 from labkit.parts.packing import PACKINGS, Packing
 from labkit.parts.packing.packs import pack_format, shorter_side_px
-from labkit.parts.packing.remote import download, place
+from labkit.parts.packing.remote import data_folder, download
 from labkit.parts.prefetching import PREFETCHERS, Prefetcher
 from labkit.parts.preprocessing import PREPROCESSORS, Preprocessor
 from labkit.parts.storage import STORAGES, Storage, StoragePart, locate
@@ -84,7 +84,7 @@ class Resolved:
 
     settings: Settings
     folder: Path
-    """The data, or its pack, where it lies: as of `stored_folder`."""
+    """The data, or its pack, where it lies: as of `source_folder`."""
     storage: Storage
     """Where it is read from, or will be once it is staged: `storage.directory`."""
     packing: Packing
@@ -147,7 +147,7 @@ def resolve(settings: Settings, *, cuda: Callable[[], CudaState] | None = None) 
         Skip: the parts exist and fit, but this machine lacks what they need.
     """
     check_names(vars(settings))
-    folder = stored_folder(settings)
+    folder = source_folder(settings)
     parts = Resolved(
         settings=settings,
         folder=folder,
@@ -366,12 +366,12 @@ def register(packed: bytes) -> None:
 # --- the data ---------------------------------------------------------------------------------
 
 
-def stored_folder(settings: Settings) -> Path:
+def source_folder(settings: Settings) -> Path:
     """Return the folder that holds the data as settings want it stored.
 
     It is the data itself, or a pack beside it: `data/photos.packs/lmdb-pixels-256`.
     """
-    data = place(settings.data)
+    data = data_folder(settings.data)
     as_it_is = settings.packing == "folder" and settings.storage_format == "jpeg"
     if as_it_is or pack_format(data) is not None:
         return data
@@ -385,7 +385,7 @@ def stored_folder(settings: Settings) -> Path:
 
 def original(settings: Settings) -> Settings:
     """Return the settings that read the data where it lies and as it is."""
-    if stored_folder(settings) == place(settings.data):
+    if source_folder(settings) == data_folder(settings.data):
         return replace(settings, storage="here")
     return replace(settings, storage="here", packing="folder", storage_format="jpeg")
 

@@ -188,7 +188,7 @@ def shell(place, *, words, before=(), **environment):
     temporary.mkdir()
     own = {MARK: str(place.tmp), "TMPDIR": str(temporary), "PYTHONPATH": str(PACKAGE.parent)}
     environment = {**os.environ, **own, **environment}
-    words = [*before, sys.executable, "-m", "labkit.cli", *map(str, words)]
+    words = [*before, sys.executable, "-m", "labkit", *map(str, words)]
     done = subprocess.run(
         words, capture_output=True, text=True, timeout=PATIENCE_S, env=environment, cwd=place.tmp
     )

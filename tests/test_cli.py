@@ -164,7 +164,7 @@ def test_an_experiment_of_which_nothing_can_run_here_is_skipped(
 
 
 def test_a_reader_that_stops_early_is_no_error(tmp_path):
-    command = f"{sys.executable} -m labkit.cli list --results {tmp_path} | head -n 1"
+    command = f"{sys.executable} -m labkit list --results {tmp_path} | head -n 1"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("experiment ")
     assert done.stderr == ""

@@ -176,7 +176,7 @@ def run_of(name):
         label: asdict(complete_here(variant.settings)) for label, variant in measured.items()
     }
     told = {"experiment": name, "kind": experiment.kind, "baseline": experiment.baseline}
-    info = fake_info([*variants], **told, variants=variants, **experiment.grouped(measured))
+    info = fake_info([*variants], **told, variants=variants, **experiment.run_fields(measured))
     return StoredRun(folder=Path("20250102T030405Z-abcd"), info=info, trials=())
 
 

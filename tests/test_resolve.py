@@ -11,7 +11,7 @@ from labkit import pipeline
 from labkit.contracts import Skip
 from labkit.machine import hardware
 from labkit.parts.decoding import Decoder
-from labkit.parts.packing.remote import place
+from labkit.parts.packing.remote import data_folder
 from labkit.resolve import (
     PART_TYPES,
     TABLES,
@@ -21,7 +21,7 @@ from labkit.resolve import (
     open_data,
     record_facts,
     resolve,
-    stored_folder,
+    source_folder,
 )
 
 
@@ -204,8 +204,8 @@ def test_a_run_keeps_the_facts_that_are_not_the_default():
 
 def test_a_pack_lies_beside_the_data_and_the_data_is_found_in_spite_of_it(photos):
     packed = completed(data=str(photos), packing="lmdb", storage_format="pixels", input_px=96)
-    assert stored_folder(packed) == photos.with_name(f"{photos.name}.packs") / "lmdb-pixels-96"
-    assert stored_folder(completed(data=str(photos))) == place(str(photos)) == photos
+    assert source_folder(packed) == photos.with_name(f"{photos.name}.packs") / "lmdb-pixels-96"
+    assert source_folder(completed(data=str(photos))) == data_folder(str(photos)) == photos
     assert open_data(packed).root == photos
 
 

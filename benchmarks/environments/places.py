@@ -78,7 +78,7 @@ class Place:
 
     def labkit(self, *words: str, timeout_s: float = 300.0) -> Done:
         """Run `labkit WORDS`."""
-        return self.run("-m", "labkit.cli", *words, timeout_s=timeout_s)
+        return self.run("-m", "labkit", *words, timeout_s=timeout_s)
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ def sweep(
         label -> variant, in the given order.
 
     Raises:
-        ValueError: an unknown setting, or a value that it does not take.
+        ValueError: an unknown setting, a value that it does not take, or two values of one label.
 
     Examples:
         >>> workers = lab.sweep(Settings(), "num_workers", [2, 0, 4], full=range(1, 5))
@@ -50,12 +50,15 @@ def sweep(
         ['started anew', 'kept']
     """
     variants: dict[str, Variant] = {}
-    for each, is_full_only in ((values, False), (full, True)):
-        labelled = each if isinstance(each, Mapping) else {label(value): value for value in each}
+    for given, in_full_only in ((values, False), (full, True)):
+        labelled = given if isinstance(given, Mapping) else {label(value): value for value in given}
         for name, value in labelled.items():
             settings = with_settings(base, {setting: value})
-            if settings not in [known.settings for known in variants.values()]:
-                variants[name] = Variant(settings=settings, full_only=is_full_only)
+            if settings in [known.settings for known in variants.values()]:
+                continue
+            if name in variants:
+                raise ValueError(f"label must be of one value, got {name!r} of two; name them")
+            variants[name] = Variant(settings=settings, full_only=in_full_only)
     return variants
 
 

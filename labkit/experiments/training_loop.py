@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from labkit.experiments.sweep import SettingsOrVariant, change_all, full_only, sweep
 from labkit.machine import gpu
-from labkit.records import XAxis
+from labkit.records import StepsAxis
 from labkit.runs.experiment import Variant, Variants, as_experiment
 from labkit.settings import IN_THREAD, Settings
 
@@ -121,7 +121,7 @@ def stalls(base: Settings) -> Variants:
 @as_experiment(
     "What do checkpoints cost, and how often may one be saved?",
     source="[001] 3.3: save fewer checkpoints; no figure",
-    x_axis=XAxis(setting="checkpoint_every"),
+    x_axis=StepsAxis(setting="checkpoint_every"),
 )
 def checkpoints(base: Settings) -> Variants:
     """Compare how often checkpoints are saved, in the loop and in a thread.
@@ -142,7 +142,7 @@ def checkpoints(base: Settings) -> Variants:
 @as_experiment(
     "What does printing the loss cost, and how often may it be printed?",
     source="[001] 5.1: print logs every 100 steps",
-    x_axis=XAxis(setting="report_every", advice=100, source="[001] 5.1"),
+    x_axis=StepsAxis(setting="report_every", advice=100, source="[001] 5.1"),
 )
 def logs(base: Settings) -> Variants:
     """Compare how often the loss is printed; the line and the wait for the loss are separated.
@@ -163,7 +163,7 @@ def logs(base: Settings) -> Variants:
 @as_experiment(
     "What do metrics sent to a server cost, and how often may they be sent?",
     source="[001] 4.2: report metrics every 100 steps",
-    x_axis=XAxis(setting="report_every", advice=100, source="[001] 4.2"),
+    x_axis=StepsAxis(setting="report_every", advice=100, source="[001] 4.2"),
 )
 def metric_reports(base: Settings) -> Variants:
     """Compare how often metrics are sent to a server that answers after a delay.
@@ -183,7 +183,7 @@ def metric_reports(base: Settings) -> Variants:
 @as_experiment(
     "What do evaluation metrics cost during training?",
     source="[001] section 2: evaluation metrics among eight CPU jobs; no figure",
-    x_axis=XAxis(setting="metrics_every"),
+    x_axis=StepsAxis(setting="metrics_every"),
 )
 def evaluation(base: Settings) -> Variants:
     """Compare how often evaluation metrics are computed, in a loop over samples and in one call.

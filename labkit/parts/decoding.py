@@ -183,7 +183,7 @@ class Decoder(Part):
         settings = chosen.settings
         if not (self.scaled or self.other_pixels):
             return ""
-        # The others place an image by its size and its boxes, which count in its own pixels.
+        # Detection's preprocessors place boxes, which count in the image's own pixels.
         fitting = chosen.names("preprocessor", lambda each: each.batch == "classifier")
         if self.scaled and settings.preprocessor not in fitting:
             raise ValueError(

@@ -162,12 +162,12 @@ def epochs_frame(summary: Summary) -> pd.DataFrame:
 
 
 def find_axis(summary: Summary) -> Axis | None:
-    """Return the number that the variants vary; None where it takes a row per variant."""
+    """Return the number that the variants vary; None where the chart has a row per variant."""
     if summary.kind == OPERATION:
         return _axis_of_sizes(summary)
     if summary.kind == ROOFLINE or summary.protocol != CORRECTED:
         return None
-    return _axis_in_groups(summary) or _axis_of_speeds(summary) or _axis_of_groups(summary)
+    return _axis_within_groups(summary) or _axis_of_speeds(summary) or _axis_across_groups(summary)
 
 
 def over_axis(summary: Summary, axis: Axis) -> pd.DataFrame:
@@ -191,20 +191,21 @@ def over_axis(summary: Summary, axis: Axis) -> pd.DataFrame:
     return tidy(records)
 
 
-def _axis_in_groups(summary: Summary) -> Axis | None:
+def _axis_within_groups(summary: Summary) -> Axis | None:
     """Return the setting whose numbers differ within a group, or in a run without groups."""
     info, base = summary.info, summary.info.settings_of(summary.baseline)
     groups: dict[str, list[str]] = {}
     for label in info.variants:
         groups.setdefault(info.group_of(label), []).append(label)
     # Where the experiment names the number, two of them are enough.
-    most, chosen = 1 if info.x_axis else MIN_CURVE_NUMBERS - 1, None
+    least = 2 if info.x_axis else MIN_CURVE_NUMBERS
+    chosen, chosen_distinct = None, 0
     for setting in [info.x_axis.setting] if info.x_axis else base:
         numbers = {label: _number(info.settings_of(label).get(setting)) for label in info.variants}
         distinct = max(
             len({numbers[label] for label in group} - {None}) for group in groups.values()
         )
-        if distinct <= most:
+        if distinct < least or distinct <= chosen_distinct:
             continue
         x: dict[str, float | str] = {}
         series = {}
@@ -218,7 +219,7 @@ def _axis_in_groups(summary: Summary) -> Axis | None:
             )
         if len({(series[label], x[label]) for label in x}) < len(x):
             continue  # two variants in one place: it takes more than this number to tell them apart
-        most = distinct
+        chosen_distinct = distinct
         chosen = Axis(setting=setting, labels={"": _label(summary, setting)}, x=x, series=series)
     return chosen
 
@@ -248,7 +249,7 @@ def _axis_of_speeds(summary: Summary) -> Axis | None:
     )
 
 
-def _axis_of_groups(summary: Summary) -> Axis | None:
+def _axis_across_groups(summary: Summary) -> Axis | None:
     """Return the setting with one number in each group: each has a baseline of its own."""
     info = summary.info
     for setting in info.base_settings.__dataclass_fields__ if summary.has_groups else ():

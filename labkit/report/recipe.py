@@ -33,8 +33,8 @@ from labkit.parts.packing.manifest import ANNOTATIONS
 from labkit.parts.preprocessing import Preprocessor
 from labkit.parts.training.reporting import check_sink
 from labkit.records import UNKNOWN
-from labkit.report.words import check_baseline, how_measured, plain_labels, published, reason
-from labkit.resolve import find_part, label_samples, stored_folder
+from labkit.report.words import check_baseline, how_measured, plain_labels, published_text, reason
+from labkit.resolve import find_part, label_samples, source_folder
 from labkit.runs.store import StoredRun
 from labkit.settings import IN_THREAD, Settings, pick
 
@@ -347,7 +347,7 @@ def _loop(settings: Settings) -> dict[str, object]:
 def _places(run: StoredRun, settings: Settings) -> dict[str, object]:
     """Return where the images lie, and the file of their boxes, where there is one."""
     data, folder = run.info.data, Path(settings.data)
-    stored = stored_folder(settings)
+    stored = source_folder(settings)
     if READ[settings.packing] != FILES:
         return {"FOLDER": stored}
     if settings.storage_format != "jpeg":  # labkit made it
@@ -511,7 +511,7 @@ def _result(run: StoredRun, summary: Summary, row: Row, *, is_chosen: bool) -> I
             measured += f", 95 % interval {units.interval(row.ci_low, row.ci_high)}"
         measured += f", {row.verdict}" if row.verdict else ", no verdict"
         if row.published is not None:
-            measured += f"; the document reported {published(summary, row)}"
+            measured += f"; the document reported {published_text(summary, row)}"
         yield measured
     if own.gpu_slowdown > 1:
         yield f"The run trained on each batch {own.gpu_slowdown} times, this program does once."

@@ -157,7 +157,7 @@ def _cells(summary: Summary, row: Row) -> dict[str, str]:
     time = {column: units.seconds(row.time_s), **beside}
     if summary.kind == "roofline":
         time = {"steady speed": units.rate(row.mean_steady_images_per_s)}
-    published = {"published": words.published(summary, row)}
+    published = {"published": words.published_text(summary, row)}
     if not summary.has_groups:
         return {"variant": row.variant, **time, **measured, **published, **verdict}
     if not any(other.published for other in summary.rows):

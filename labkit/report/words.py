@@ -11,8 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from labkit import units
-from labkit.analysis import cache_state
-from labkit.analysis import published as documents
+from labkit.analysis import cache_state, published
 from labkit.analysis.compare import NOTHING, Comparison
 from labkit.analysis.equal_work import other_work
 from labkit.analysis.roofline import Pipeline, Speed, pipelines, published_takes
@@ -282,7 +281,7 @@ def bound(summary: Summary) -> list[str]:
     if any(settings.ranks > 1 for settings in summary.info.variants.values()):
         return []  # several GPUs are faster than one
     # What the device computes in the baseline's epochs remains.
-    least = units.normalized(documents.least_time(base))
+    least = units.normalized(published.least_time(base))
     return [f"With faster loading, the normalized time can fall to about {least} at best"]
 
 
@@ -373,9 +372,9 @@ def normalized(row: Row) -> str:
     return units.normalized(row.normalized_time, row.ci_low, row.ci_high)
 
 
-def published(summary: Summary, row: Row) -> str:
+def published_text(summary: Summary, row: Row) -> str:
     """Return the document's figure, or a dash, and what this run says of it."""
-    return ", ".join(filter(None, [units.normalized(row.published), agreement(summary, row)]))
+    return ", ".join(filter(None, [units.normalized(row.published), agreement_text(summary, row)]))
 
 
 def using(row: Row) -> str:
@@ -410,12 +409,12 @@ def answer(summaries: Sequence[Summary]) -> str:
         for summary, row in beside_the_documents(summaries)
         if row.normalized_time is not None
     ]
-    text = documents.answer([summary.agreement(row) for summary, row in measured])
+    text = published.answer([summary.agreement(row) for summary, row in measured])
     what = simulated([row for summary, own in measured for row in (summary.rows[0], own)])
     return f"{text.removesuffix('.')} ({what})." if what else text
 
 
-def agreement(summary: Summary, row: Row) -> str:
+def agreement_text(summary: Summary, row: Row) -> str:
     """Return what a run says of the document's figure, with what was simulated beside it.
 
     Returns:
@@ -425,7 +424,7 @@ def agreement(summary: Summary, row: Row) -> str:
     if not word:
         return ""
     base = next(r for r in summary.rows if r.is_baseline and r.group == row.group)
-    why = f": {documents.bound(base)}" if word == "not reproducible here" else ""
+    why = f": {published.bound(base)}" if word == "not reproducible here" else ""
     return " · ".join(filter(None, [f"{word}{why}", simulated([base, row])]))
 
 

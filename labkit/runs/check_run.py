@@ -84,7 +84,7 @@ def check_run(
     blocks = check_blocks(chosen, blocks, experiment.kind)
     measured = experiment.measured(in_full=chosen.judged)
     experiment = replace(experiment, variants=measured).change(complete_here)
-    groups = experiment.grouped(measured)
+    groups = experiment.run_fields(measured)
     baselines = [experiment.baseline, *groups.get("baselines", {}).values()]
     _check_equal_work(experiment.settings)
     parts, skipped = _resolve_all(experiment.settings, baselines)

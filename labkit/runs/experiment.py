@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any
 
-from labkit.records import EPOCHS, KINDS, XAxis
+from labkit.records import EPOCHS, KINDS, StepsAxis
 from labkit.runs.store import RESERVED
 from labkit.settings import CORRECTED, PROTOCOLS, Settings, pick
 
@@ -71,7 +71,7 @@ class Experiment:
     depends on that."""
     runs_by_default: bool = False
     """Whether `labkit run` runs it by default."""
-    x_axis: XAxis | None = None
+    x_axis: StepsAxis | None = None
     """The setting whose steps are the axis of a second chart."""
     fallback: Callable[[Experiment, str], Experiment] | None = None
     """Returns the same variants on other disks, where the throttled disk cannot be put up.
@@ -132,7 +132,7 @@ class Experiment:
         }
         return replace(self, variants=changed)
 
-    def grouped(self, labels: Iterable[str]) -> dict[str, Any]:
+    def run_fields(self, labels: Iterable[str]) -> dict[str, Any]:
         """Return the fields of a run's `RunInfo` for groups and tasks; none where there are none.
 
         Args:
@@ -145,13 +145,18 @@ class Experiment:
         if self.has_groups:
             groups = {label: variant.group for label, variant in chosen.items()}
             names = {label: variant.name or label for label, variant in chosen.items()}
-            firsts = {group: label for label, group in reversed(groups.items())}
-            firsts[groups[self.baseline]] = self.baseline
-            order = [variant.group for variant in self.variants.values()]
+            order = dict.fromkeys(variant.group for variant in self.variants.values())
+            members = {
+                group: [label for label in chosen if groups[label] == group] for group in order
+            }
             run_fields |= {
                 "groups": groups,
                 "names": names,
-                "baselines": {group: firsts[group] for group in order if group in firsts},
+                "baselines": {
+                    group: self.baseline if self.baseline in labels_of_group else labels_of_group[0]
+                    for group, labels_of_group in members.items()
+                    if labels_of_group
+                },
             }
         return run_fields
 
@@ -172,9 +177,9 @@ def as_experiment(
     Examples:
         >>> @as_experiment("How many workers does the loader need?", source="[002] 3.3")
         ... def workers(base):
-        ...     return {f"{n} workers": replace(base, num_workers=n) for n in (2, 0, 4)}
+        ...     return lab.sweep(base, "num_workers", [2, 0, 4])
         >>> workers(Settings()).name, list(workers(Settings()).variants)
-        ('workers', ['2 workers', '0 workers', '4 workers'])
+        ('workers', ['2', '0', '4'])
     """
 
     def decorate(make: Callable[[Settings], Variants]) -> Callable[[Settings], Experiment]:

@@ -50,7 +50,9 @@ def forecast(
         mode=mode,
         blocks=check_blocks(chosen, blocks, experiment.kind),
         variants={label: variant.settings for label, variant in wanted.items()},
-        baselines=experiment.grouped(wanted).get("baselines", {"": experiment.baseline}).values(),
+        baselines=experiment.run_fields(wanted)
+        .get("baselines", {"": experiment.baseline})
+        .values(),
         facts={label: gather_facts(vars(variant.settings)) for label, variant in wanted.items()},
     )
 

@@ -34,10 +34,10 @@ from labkit.parts.decoding import DECODERS
 from labkit.parts.packing import PACKINGS
 from labkit.parts.packing.manifest import read_manifest
 from labkit.parts.packing.packs import encode, shorter_side_px
-from labkit.parts.packing.remote import download, place
+from labkit.parts.packing.remote import data_folder, download
 from labkit.parts.packing.yuv420 import to_yuv420
 from labkit.parts.preprocessing import PREPROCESSORS
-from labkit.resolve import open_data, open_reader, own_parts, register, stored_folder
+from labkit.resolve import open_data, open_reader, own_parts, register, source_folder
 from labkit.settings import Settings, pick
 
 Stored = tuple[str, Content, Annotation]
@@ -291,14 +291,14 @@ def ensure_pack(
         ValueError: settings that cannot work, or an image that cannot be read.
         Cancelled: `cancel` was set.
     """
-    if to is None and stored_folder(settings) == place(settings.data):
+    if to is None and source_folder(settings) == data_folder(settings.data):
         return None
     # Absolute: other processes may run in another directory.
     data = download(settings.data, cancel=cancel, progress=progress).absolute()
     settings = replace(settings, data=str(data))
     open_reader.cache_clear()  # the data may have changed since this process opened it
     converter = Converter(settings=settings, own=own_parts())
-    reader, folder = converter.reader, to or stored_folder(settings)
+    reader, folder = converter.reader, to or source_folder(settings)
     wanted = about(settings, reader)
     engine, _, master = engine.partition(":")
     jobs = jobs or (

@@ -491,6 +491,6 @@ def test_a_variant_is_named_in_its_group_as_the_experiment_names_it():
         "1": Variant(settings=Settings(), group="cold", name="folder"),
         "2": Variant(settings=Settings(packing="lmdb"), group="cold"),
     }
-    fields = Experiment("mine", question="?", variants=variants).grouped(variants)
+    fields = Experiment("mine", question="?", variants=variants).run_fields(variants)
     summary = summarize(fake_info([*variants], **fields), fake_trials({"1": 1.0, "2": 0.5}))
     assert [row.name for row in summary.rows] == ["folder", "2"]

@@ -105,5 +105,5 @@ def test_parts_of_the_work_have_no_roofline():
 def test_the_baseline_is_first_in_every_group():
     own = replace(lab.experiment("preprocessing"), baseline="simplified")
     built = Request(experiment=own, roofline=True).build()
-    baselines = built.grouped(built.variants)["baselines"]
+    baselines = built.run_fields(built.variants)["baselines"]
     assert set(baselines.values()) == {f"{group}: simplified" for group in baselines}

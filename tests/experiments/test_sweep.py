@@ -37,3 +37,8 @@ def test_a_sweep_keeps_its_marks_where_all_its_variants_are_changed():
 def test_an_unknown_setting_or_value_is_refused(setting, values, message):
     with pytest.raises(ValueError, match=message):
         sweep(BASE, setting, values)
+
+
+def test_two_values_of_one_label_are_refused():
+    with pytest.raises(ValueError, match="label must be of one value, got '4' of two; name them"):
+        sweep(BASE, "batch_size", {"4": 8}, full=[4])

@@ -216,7 +216,7 @@ def test_a_variant_in_groups_is_added_to_the_group_of_the_one_that_it_is_like():
         settings=replace(built.settings[second], ranks=8),
         name="2 GPUs, ranks=8",
     )
-    assert built.grouped(built.variants)["baselines"].keys() == {
+    assert built.run_fields(built.variants)["baselines"].keys() == {
         "GPUs a third as fast as the loader", "GPUs twice as fast as the loader",
     }  # fmt: skip
 

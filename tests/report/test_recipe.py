@@ -32,7 +32,7 @@ from labkit import batches, pipeline, resolve
 from labkit.analysis.equal_work import difference
 from labkit.machine.clock import SleepingClock
 from labkit.parts.loading import Loader
-from labkit.parts.packing.remote import place
+from labkit.parts.packing.remote import data_folder
 from labkit.parts.prefetching import Prefetcher
 from labkit.parts.preprocessing import PREPROCESSORS
 from labkit.report import recipe
@@ -245,7 +245,7 @@ def delivered(photos, tmp_path_factory):
         settings = completed(**{**FEW, "data": str(data), **changes})
         case = Case(root / "cases" / name_of(changes), settings)
         cases[name_of(changes)] = case.write(recipe_of(**asdict(settings)))
-        if resolve.stored_folder(settings) != place(settings.data):
+        if resolve.source_folder(settings) != data_folder(settings.data):
             case.settings = replace(settings, data=str(pack(data, settings)))
     coco = make_coco(photos, root / "coco")
     for name, folder, boxes in (
@@ -279,7 +279,7 @@ def delivered(photos, tmp_path_factory):
 
 def pack(data, settings):
     """Pack as a recipe's comment says; return the pack's folder."""
-    out = resolve.stored_folder(settings)
+    out = resolve.source_folder(settings)
     if not out.exists():
         stored = settings.storage_format
         how = ["--to", settings.packing, "--storage-format", stored, "--px", "64"]

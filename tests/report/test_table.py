@@ -320,7 +320,7 @@ def test_an_unstable_machine_is_named_wherever_something_is_judged(mode, is_said
     ]
     summary = summarize(fake_info(list(TIMES), mode=mode, published=TIMES), trials)
     assert ("machine unstable, no verdicts" in words.conditions(summary)) is is_said
-    assert words.published(summary, summary.rows[1]) == "0.894"
+    assert words.published_text(summary, summary.rows[1]) == "0.894"
 
 
 def test_the_origin_names_machine_versions_run_and_time_and_nothing_personal():

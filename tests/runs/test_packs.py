@@ -20,7 +20,7 @@ from labkit.jpeg import read_size_px
 from labkit.parts.packing import PACKINGS
 from labkit.parts.preprocessing import Preprocessor
 from labkit.pipeline import first_batch
-from labkit.resolve import complete_here, open_reader, resolve, stored_folder
+from labkit.resolve import complete_here, open_reader, resolve, source_folder
 from labkit.runs import packs
 from labkit.runs.packs import ensure_pack
 from labkit.settings import Settings
@@ -52,7 +52,7 @@ def contents(folder):
 def test_a_pack_is_made_once(data):
     sentences = []
     cost = make(wanted(data), say=sentences.append)
-    folder = stored_folder(wanted(data))
+    folder = source_folder(wanted(data))
     assert folder == data.with_name("data.packs") / "raw-pixels-64"
     assert (cost["folder"], cost["images"], cost["jobs"]) == (str(folder), 24, 1)
     assert cost["bytes"] > 24 * 64 * 64 * 3
@@ -124,11 +124,11 @@ def test_a_pack_of_data_that_changed_or_by_another_decoder_is_made_again(photos,
 def test_a_pack_that_is_damaged_is_made_again(data, name):
     settings, sentences = wanted(data), []
     make(settings)
-    before = contents(stored_folder(settings))
-    (stored_folder(settings) / name).write_bytes(b"{")
+    before = contents(source_folder(settings))
+    (source_folder(settings) / name).write_bytes(b"{")
     make(settings, say=sentences.append)
     assert "is damaged: " in sentences[0]
-    assert contents(stored_folder(settings)) == before
+    assert contents(source_folder(settings)) == before
 
 
 # --- stored for random crops ------------------------------------------------------------------
@@ -210,7 +210,7 @@ def test_a_store_for_crops_has_the_size_that_crops_need_and_keeps_smaller_images
 def test_a_store_for_crops_that_is_damaged_or_of_other_data_is_made_again(stored, odd_data):
     settings, sentences = for_crops(odd_data, stored), []
     make(settings)
-    file = stored_folder(settings) / "images.raw"
+    file = source_folder(settings) / "images.raw"
     before = file.read_bytes()
     file.write_bytes(before[:-1])
     make(settings, say=sentences.append)

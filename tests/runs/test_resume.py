@@ -108,7 +108,7 @@ def test_a_full_disk_is_one_clear_sentence_and_costs_no_finished_row(one_block, 
 def test_a_server_killed_before_it_can_answer_costs_no_variant(one_block, tmp_path):
     folder = unfinished(one_block, tmp_path / "run", blocks=2)
     runner = psutil.Popen(
-        [sys.executable, "-m", "labkit.cli", "run", "--resume", str(folder)],
+        [sys.executable, "-m", "labkit", "run", "--resume", str(folder)],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,

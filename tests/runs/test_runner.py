@@ -23,7 +23,7 @@ from labkit.parts.packing.folder import open_folder, write_folder
 from labkit.parts.storage import locate
 from labkit.pipeline import shuffled_images
 from labkit.records import Hardware
-from labkit.resolve import stored_folder
+from labkit.resolve import source_folder
 from labkit.runs import epoch_trials
 from labkit.runs.check_run import check_run
 from labkit.runs.launcher import Launcher
@@ -339,7 +339,7 @@ def test_an_unreadable_image_keeps_its_number_in_packs_and_is_left_out(photos, t
     # A pack is data, too.
     for stored in ("resized", "jpeg"):
         packing = ways[stored]
-        pack = stored_folder(finished.info.variants[stored])
+        pack = source_folder(finished.info.variants[stored])
         how = {"packing": packing, "storage_format": stored}
         again = compare(pack, tmp_path / stored, {"a": how}, base=base)
         assert again.info.excluded == (bad,)

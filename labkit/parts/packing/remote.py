@@ -25,7 +25,7 @@ WHOLE = ".copied-from-url"  # in a copy that is whole
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]+://")  # one letter is a drive of Windows
 
 
-def place(data: str) -> Path:
+def data_folder(data: str) -> Path:
     """Return the folder that holds the data, or will hold the copy of data at a URL."""
     if data.lower().startswith("file://"):
         return Path(url2pathname(urlsplit(data).path))
@@ -55,7 +55,7 @@ def download(data: str, *, cancel: threading.Event | None = None, progress: bool
         OSError: the data cannot be read, or the copy cannot be written.
         Cancelled: `cancel` was set.
     """
-    folder = place(data)
+    folder = data_folder(data)
     if not _URL.match(data) or data.lower().startswith("file://") or (folder / WHOLE).is_file():
         return folder
     import fsspec

@@ -7,7 +7,7 @@ from places import assert_same_data
 from web import web
 
 from labkit.contracts import Cancelled
-from labkit.parts.packing.remote import download, place
+from labkit.parts.packing.remote import data_folder, download
 from labkit.resolve import open_data, open_reader
 from labkit.settings import Settings
 from tests.processes import AfterLooks
@@ -28,7 +28,7 @@ def test_a_folder_is_not_copied(data):
 
 
 def test_a_file_url_is_a_folder_of_this_machine(tmp_path):
-    assert place(f"file://{tmp_path}/a%20b") == tmp_path / "a b"
+    assert data_folder(f"file://{tmp_path}/a%20b") == tmp_path / "a b"
 
 
 @pytest.mark.parametrize(
@@ -37,14 +37,14 @@ def test_a_file_url_is_a_folder_of_this_machine(tmp_path):
      ("https://host/..%5Cphotos", "photos"), ("https://host:80", "host-80")],
 )  # fmt: skip
 def test_a_copy_lies_in_the_cache_by_the_last_name_of_its_url(cache, url, name):
-    assert place(url).parent == cache
-    assert place(url).name.rpartition("-")[0] == name
+    assert data_folder(url).parent == cache
+    assert data_folder(url).name.rpartition("-")[0] == name
 
 
 def test_data_at_a_url_is_copied_once_and_then_like_any_folder(photos, cache, capfd):
     with web(photos) as server:
         reader = open_data(Settings(data=server.url))
-        assert reader.root == place(server.url)
+        assert reader.root == data_folder(server.url)
         assert reader.root.parent == cache
         assert_same_data(photos, reader.root)
         assert "copying to " in capfd.readouterr().err
@@ -64,15 +64,17 @@ def test_a_copy_that_stops_says_why_and_goes_on_where_it_stopped(photos, cache, 
         ):
             download(server.url, progress=False)
         there = set(cache.rglob("*.jpg"))
-        assert place(server.url) / IMAGE not in there
+        assert data_folder(server.url) / IMAGE not in there
         for _ in range(2):  # aiohttp itself may have asked once more
             try:
                 download(server.url, progress=False)
                 break
             except OSError:
                 continue
-        assert_same_data(photos, place(server.url))
-        assert all(server.asked[str(path.relative_to(place(server.url)))] == 1 for path in there)
+        assert_same_data(photos, data_folder(server.url))
+        assert all(
+            server.asked[str(path.relative_to(data_folder(server.url)))] == 1 for path in there
+        )
 
 
 @pytest.mark.parametrize("looks", [3, 30], ids=["between files", "inside a file"])
