@@ -28,8 +28,15 @@ MAX_HALF_INTERVAL_SHARE = 0.05
 # An interval of fewer processes is often narrow by chance.
 LEAST_PROCESSES = 5
 
-# --- simulated hardware ---------------------------------------------------------------------
+# --- simulated hardware (EVIDENCE 2) --------------------------------------------------------
 
+# Difference between the rate of a simulated disk or network and the rate that its label states, as
+# a share: small beside what media save, which [004] gives as 14 %.
+MAX_RATE_ERROR_SHARE = 0.05
+# Share of the time in which the simulated GPU computes with a loader that costs nothing: what is
+# missing from 1 is the simulation's own cost, which must stay below the smallest practical
+# difference.
+MIN_FREE_LOADER_UTILIZATION = 0.99
 # A simulated disk fails after so many tries: another program may disturb one of them.
 RATE_TRIES = 3
 # Other programs can only make a try worse, so the best one shows what the simulation costs itself:
