@@ -100,7 +100,7 @@ def start(action):
     """Run a function in a forked process, which owns no disk."""
 
     def run():
-        slow_disk._open_lock = None
+        slow_disk._lock_fd = None
         action()
 
     process = multiprocessing.get_context("fork").Process(target=run)
