@@ -24,11 +24,6 @@ if TYPE_CHECKING:
     import torch
 
 
-# How much of the files memory holds where they count as cold, as warm, and around a percentage:
-# neighbours in a pack share pages, and a few images make no exact share.
-COLD_MAX_SHARE, WARM_MIN_SHARE, CACHED_WITHIN = 0.02, 0.98, 0.05
-
-
 class Chosen(Protocol):
     """The parts that a variant's settings name, as each of them sees the others.
 

@@ -161,7 +161,8 @@ def resolve(settings: Settings, *, cuda: Callable[[], CudaState] | None = None) 
         gpu_speeds=find_gpu_speeds(settings),
         step=find_part(StepPart, settings.step),
     )
-    asked: list[Any] = [
+    # The first reason is the one that is shown.
+    checked: list[Any] = [
         parts.storage,
         exchange,
         parts.packing,
@@ -174,7 +175,7 @@ def resolve(settings: Settings, *, cuda: Callable[[], CudaState] | None = None) 
         parts.prefetcher,
         parts.loader,
     ]
-    for part in asked:
+    for part in checked:
         # A storage or packing of the user's own may be any class.
         if hasattr(part, "why_not") and (reason := part.why_not(parts)):
             raise Skip(reason)

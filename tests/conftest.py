@@ -222,11 +222,11 @@ def beside_others():
         measures = calibrated_device._reference_rates
         patch.setattr(calibrated_device, "_reference_rates", lambda *given: ([200.0, 200.0], {}))
         patch.setattr(calibrated_device, "CALIBRATION_PROCESS_S", 0.01)
-        patch.setattr(calibrated_device, "LEAST_PROCESSES", 2)
-        patch.setattr(calibrated_device, "LONGEST_CALIBRATION_S", 0.0)
+        patch.setattr(calibrated_device, "MIN_CALIBRATION_PROCESSES", 2)
+        patch.setattr(calibrated_device, "MAX_CALIBRATION_S", 0.0)
         # The checks run, but beside other tests a GPU or a disk may be late.
-        patch.setattr(check_simulated, "FREE_LOADER_MIN_AU", 0.5)
-        patch.setattr(check_simulated, "MAX_ERROR_SHARE", 1.0)
+        patch.setattr(check_simulated, "MIN_FREE_LOADER_UTILIZATION", 0.5)
+        patch.setattr(check_simulated, "MAX_RATE_ERROR_SHARE", 1.0)
         yield measures
 
 

@@ -21,7 +21,7 @@ WITH_EXAMPLES = [
     experiment.as_experiment, lab.Run.table, lab.Run.charts, lab.Run.chart,
     lab.Run.share, lab.Run.save, lab.resume, lab.open_shared, lab.report, lab.doctor, lab.panel,
     published.answer, steady_rate.steady_rate,
-    halving.halve, two_runs.RunComparison,
+    halving.halve, two_runs.RunComparison, lab.ThreadLoader,
 ]  # fmt: skip
 
 

@@ -16,9 +16,9 @@ from labkit.analysis.thresholds import (
     PROGRAM_BYTES,
     WARM_MAX_DEVICE_SHARE,
 )
-from labkit.contracts import CACHED_WITHIN, COLD_MAX_SHARE, WARM_MIN_SHARE
 from labkit.records import Facts, Trial
 from labkit.settings import Settings
+from labkit.thresholds import CACHED_TOLERANCE_SHARE, COLD_MAX_SHARE, WARM_MIN_SHARE
 
 NO_FACTS = Facts()
 
@@ -41,7 +41,7 @@ def cache_violation(trial: Trial, facts: Facts = NO_FACTS) -> str:
         if None in shares:
             return f"not known to be {wanted}: memory could not be looked at"
         for number, share in enumerate(shares, 1):
-            if not math.isclose(share, percent / 100, rel_tol=0, abs_tol=CACHED_WITHIN):
+            if not math.isclose(share, percent / 100, rel_tol=0, abs_tol=CACHED_TOLERANCE_SHARE):
                 measured = units.percent(share)
                 return f"not {wanted}: {measured} of the data was in memory before epoch {number}"
         missing = sum(1 - share for share in shares)

@@ -20,6 +20,9 @@ MAX_AA_DIFFERENCE = DELTA / 2
 MIN_JUDGED_BLOCKS = 6
 # Tukey's outer fence, in interquartile ranges: values beyond it are "far out".
 OUTER_FENCE = 3.0
+# By how much GPU-util must differ, as a share of the time: NVML's sampling periods of 1/6 to 1 s do
+# not match a loop's steps.
+MIN_GPU_UTIL_DIFFERENCE = 0.10
 # Steps of each of two watched trainings that are compared: three for each of the 16 batches.
 MIN_COMPARED_STEPS = 50
 

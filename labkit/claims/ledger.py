@@ -24,7 +24,7 @@ from labkit.analysis.roofline import published_takes
 from labkit.analysis.rows import Row
 from labkit.analysis.simulated import beside_the_loader, simulated, simulated_hardware
 from labkit.analysis.summary import Summary
-from labkit.analysis.thresholds import DELTA, MIN_JUDGED_BLOCKS
+from labkit.analysis.thresholds import DELTA, MIN_GPU_UTIL_DIFFERENCE, MIN_JUDGED_BLOCKS
 from labkit.experiments.catalog import CATALOG
 from labkit.experiments.device_speeds import SUFFIX
 from labkit.machine import gpu, hardware
@@ -35,8 +35,6 @@ from labkit.settings import AS_PUBLISHED, MODES, Settings
 JUDGED = 2  # weight of a run with verdicts
 # Runs in full mode that come with the project, a folder for each machine.
 REFERENCE = install.SHIPPED / "results" / "examples"
-# Of GPU-util: NVML's sampling periods do not match a loop's steps.
-LEAST_UTIL_DIFFERENCE = 0.1
 MEASURED = "measured, no effect published"  # a group
 # What runs show of a claim, in the words for a published time, for a direction, and others.  Any
 # saving that is real confirms that something saves time.
@@ -552,7 +550,8 @@ def gpu_util(contrast: Contrast, evidence: _Evidence) -> Answer:
     utils = [row.gpu_util for row in rows]
     if None not in utils:
         shares = [f"{units.percent(row.gpu_util)} {row.variant}" for row in rows]
-        word = "confirmed" if utils[0] < utils[1] - LEAST_UTIL_DIFFERENCE else "not confirmed here"
+        is_lower = utils[0] < utils[1] - MIN_GPU_UTIL_DIFFERENCE
+        word = "confirmed" if is_lower else "not confirmed here"
         return _say_finding(evidence, f"GPU-util {', '.join(shares)}", rows, word)
     why = "not testable here: GPU-util is NVML's, of an NVIDIA GPU"
     busy = [

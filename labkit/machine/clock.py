@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import calendar
 import functools
 import statistics
 import time
@@ -11,8 +10,6 @@ from functools import partial
 from typing import Protocol
 
 import numpy as np
-
-UTC = "%Y-%m-%dT%H:%M:%SZ"
 
 
 class Clock(Protocol):
@@ -33,12 +30,7 @@ class Clock(Protocol):
 
 def utc_now() -> str:
     """Return the time as rows record it: 2026-11-21T03:46:00Z."""
-    return time.strftime(UTC, time.gmtime())
-
-
-def seconds_of(utc: str) -> float:
-    """Turn a time as rows record it into seconds since 1970."""
-    return float(calendar.timegm(time.strptime(utc, UTC)))
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
 # NumPy releases the GIL in loops over more than 500 elements, which take some 10 us.

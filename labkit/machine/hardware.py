@@ -30,9 +30,8 @@ OPTIONAL = (
     "kornia_rs", "torchcodec", "torchvision", "tensorflow", "dali", "spdl", "webdataset",
 )  # fmt: skip
 LIBRARIES = (
-    "torch", "numpy", "opencv", "pillow", "simplejpeg", "kornia_rs", "torchcodec", "torchvision",
-    "prefetch_generator", "tqdm", "tensorflow", "dali", "spdl", "webdataset", "pandas",
-    "matplotlib",
+    "torch", "numpy", "opencv", "pillow", "simplejpeg", "prefetch_generator", "tqdm", "pandas",
+    "matplotlib", *OPTIONAL,
 )  # fmt: skip
 # Library -> the distributions that may provide it, where they have other names.
 DISTRIBUTIONS = {

@@ -34,11 +34,11 @@ from labkit.machine import hardware, page_cache, procfs
 from labkit.machine.page_cache import can_evict
 
 FILE_NAME = "labkit.toml"
-NAMES = ("hdd", "ssd", "nvme", "tmpfs", "data")
 HEADER = "# Where this machine's media are; by `labkit doctor --write`, or by hand.\n[media]\n"
 
 # Names that claim a kind of disk -> whether that kind is a hard disk.
 CLAIMS = {"hdd": True, "ssd": False, "nvme": False}
+NAMES = (*CLAIMS, "tmpfs", "data")
 
 
 @dataclass(frozen=True, kw_only=True)

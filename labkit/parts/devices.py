@@ -153,8 +153,6 @@ class GpuSpeeds:
 
 # Images/s that they train.  MLPerf Storage's: 0.435 s and 0.224 s per batch of 400.
 GPUS = {"resnet50_a100": 400 / 0.435, "resnet50_h100": 400 / 0.224}
-# EVIDENCE 2: utilization that a simulated GPU must reach with a free loader.
-FREE_LOADER_MIN_AU = 0.99
 PIECE_BYTES = 1 << 18  # of a copy from pageable memory: fits into any core's cache
 
 

@@ -80,6 +80,13 @@ class ThreadLoader:
 
     Raises:
         ValueError: arguments that exclude each other or are out of range.
+
+    Examples:
+        >>> dataset = [{"image": np.zeros((3, 64, 64), np.uint8), "label": i} for i in range(6)]
+        >>> for batch in ThreadLoader(dataset, batch_size=4, num_threads=2):
+        ...     print(tuple(batch["image"].shape), batch["label"].tolist())
+        (4, 3, 64, 64) [0, 1, 2, 3]
+        (2, 3, 64, 64) [4, 5]
     """
 
     def __init__(
@@ -110,7 +117,7 @@ class ThreadLoader:
             "batch_sampler": batch_sampler,
             "generator": generator,
         }
-        torchs: data.DataLoader = data.DataLoader(
+        torch_loader: data.DataLoader = data.DataLoader(
             dataset, batch_size, shuffle, drop_last=drop_last, **order
         )
         num_threads = _cores() if num_threads is None else num_threads
@@ -125,7 +132,7 @@ class ThreadLoader:
             warnings.warn("pin_memory needs CUDA, which is not there; not pinned", stacklevel=2)
             pin_memory = False
         self.dataset, self.generator = dataset, generator
-        self.batch_sampler: Any = torchs.batch_sampler
+        self.batch_sampler: Any = torch_loader.batch_sampler
         self.num_threads, self.prefetch_batches = num_threads, prefetch_batches
         self.collate_fn, self.pin_memory = collate_fn, pin_memory
         # Shape and dtype -> arrays that no batch refers to any more.

@@ -60,7 +60,7 @@ def doctor(data: Path | str | None = None, **folders: Path | str) -> Table:
         if room.total < 1 << 30:  # containers often have 64 MB
             remark = (
                 "loader workers hand over batches through it, and big ones kill them; "
-                "give a container more with: docker run --shm-size=2g"
+                f"{shared_memory.MORE}"
             )
         rows.append((str(shared_memory.FOLDER), units.count_bytes(room.total), remark))
     value = gpu.name or "none"

@@ -46,9 +46,8 @@ BLOCK = re.compile(r"^# --- (.*) ---\n", re.MULTILINE)
 
 # --- settings -> blocks -----------------------------------------------------------------------
 
-FILES = "files"
 READ = {
-    "folder": FILES,
+    "folder": "files",
     "raw": "raw",
     "mapped": "raw",  # the same file
     "pth": "pth",
@@ -76,41 +75,36 @@ DECODE = {
     "torchcodec": "torchcodec",
     "torchvision": "torchvision",
 }
-WORKERS_NORMALIZE, DEVICE_NORMALIZES = "normalized by the workers", "normalized by the device"
-WORKERS_DRAW = "heat maps drawn by the workers"
 # Preprocessor -> what makes pixels of an image, and what makes samples of them.
 SAMPLES = {
-    "loops": ("CenterNet", WORKERS_DRAW),
-    "vectorized": ("CenterNet", WORKERS_DRAW),
+    "loops": ("CenterNet", "heat maps drawn by the workers"),
+    "vectorized": ("CenterNet", "heat maps drawn by the workers"),
     "on_device": ("CenterNet", "heat maps drawn by the device"),
-    "classification": ("whole image", WORKERS_NORMALIZE),
-    "classification_on_device": ("whole image", DEVICE_NORMALIZES),
-    "classification_pillow": ("whole image, in Pillow", WORKERS_NORMALIZE),
-    "classification_crop": ("random crop", WORKERS_NORMALIZE),
-    "classification_crop_on_device": ("random crop", DEVICE_NORMALIZES),
-    "classification_crop_pillow": ("random crop, in Pillow", WORKERS_NORMALIZE),
-    "classification_crop_v2": ("random crop, torchvision v2", WORKERS_NORMALIZE),
+    "classification": ("whole image", "normalized by the workers"),
+    "classification_on_device": ("whole image", "normalized by the device"),
+    "classification_pillow": ("whole image, in Pillow", "normalized by the workers"),
+    "classification_crop": ("random crop", "normalized by the workers"),
+    "classification_crop_on_device": ("random crop", "normalized by the device"),
+    "classification_crop_pillow": ("random crop, in Pillow", "normalized by the workers"),
+    "classification_crop_v2": ("random crop, torchvision v2", "normalized by the workers"),
 }
-PROCESSES, THREADS, AND_A_THREAD = "worker processes", "threads", " and a thread"
 LOAD = {
-    "torch": PROCESSES,
-    "torch_iterable": PROCESSES,
-    "torch_by_batch": PROCESSES,
-    "torch_any_order": PROCESSES,
-    "torch_file_system": PROCESSES,
-    "shards": PROCESSES,
-    "resident": PROCESSES,
-    "bare_threads": THREADS,
-    "threads": THREADS,
-}
-PLAIN, SIDE_STREAM = "copied when they are asked for", "copied on a side stream"
+    **dict.fromkeys(
+        (
+            "torch", "torch_iterable", "torch_by_batch", "torch_any_order", "torch_file_system",
+            "shards", "resident",
+        ),
+        "worker processes",
+    ),
+    **dict.fromkeys(("bare_threads", "threads"), "threads"),
+}  # fmt: skip
 # Prefetcher -> what it adds to the loader, and how batches come to the device.
 PREFETCH = {
-    "none": ("", PLAIN),
-    "prefetch_generator": (AND_A_THREAD, PLAIN),
-    "data_prefetcher": ("", SIDE_STREAM),
-    "data_prefetcher_step_first": ("", f"{SIDE_STREAM} after the step"),
-    "both": (AND_A_THREAD, SIDE_STREAM),
+    "none": ("", "copied when they are asked for"),
+    "prefetch_generator": (" and a thread", "copied when they are asked for"),
+    "data_prefetcher": ("", "copied on a side stream"),
+    "data_prefetcher_step_first": ("", "copied on a side stream after the step"),
+    "both": (" and a thread", "copied on a side stream"),
     "data_prefetcher_normalizing": ("", "copied and finished on a side stream"),
 }
 LOG_HANDLERS = {"file": "logging.FileHandler('reports.log')", "terminal": "logging.StreamHandler()"}
@@ -241,9 +235,9 @@ def _blocks(run: StoredRun, settings: Settings, *, has_more: bool) -> Iterator[s
     stores += ["pixels"] * (not preprocessor.in_pillow) + [*STORED_CROPS] * preprocessor.in_parts
     possible = {
         "packing": ["folder"] if is_detector else PACKINGS_OF.get(stored, READ),
-        "storage_format": [*stores, "sample"] if dataset == WORKERS_NORMALIZE else stores,
+        "storage_format": [*stores, "sample"] if dataset == "normalized by the workers" else stores,
         "decoder": ["pillow"] if preprocessor.in_pillow else DECODE,
-        "loader": [name for name in LOAD if LOAD[name] == PROCESSES] if ahead else LOAD,
+        "loader": [name for name in LOAD if LOAD[name] == "worker processes"] if ahead else LOAD,
     }
     for name, names in possible.items():
         if getattr(settings, name) not in names:
@@ -252,7 +246,7 @@ def _blocks(run: StoredRun, settings: Settings, *, has_more: bool) -> Iterator[s
                 f"{stored} and {settings.prefetcher}, got {getattr(settings, name)!r}"
             )
 
-    is_packed = read != FILES
+    is_packed = settings.packing != "folder"
     labels = "largest box" if has_boxes else "class folders"
     if has_boxes:
         yield "categories"
@@ -289,7 +283,7 @@ def _pick(table: dict[str, Any], settings: Settings, name: str) -> Any:
 
 def _values(run: StoredRun, settings: Settings) -> dict[str, object]:
     """Return the values of a program's constants by their names."""
-    has_workers = settings.num_workers > 0 or LOAD[settings.loader] == THREADS
+    has_workers = settings.num_workers > 0 or LOAD[settings.loader] == "threads"
     values: dict[str, object] = {
         **_places(run, settings),
         "INPUT_PX": settings.input_px,
@@ -348,7 +342,7 @@ def _places(run: StoredRun, settings: Settings) -> dict[str, object]:
     """Return where the images lie, and the file of their boxes, where there is one."""
     data, folder = run.info.data, Path(settings.data)
     stored = source_folder(settings)
-    if READ[settings.packing] != FILES:
+    if settings.packing != "folder":
         return {"FOLDER": stored}
     if settings.storage_format != "jpeg":  # labkit made it
         return {"FOLDER": stored / "images", "ANNOTATIONS": stored / ANNOTATIONS}
@@ -370,7 +364,7 @@ def _differences(run: StoredRun, settings: Settings) -> Iterator[str]:
     for name, sentences in SENTENCES.items():
         if getattr(settings, name) in sentences:
             yield sentences[getattr(settings, name)]
-    is_original = READ[settings.packing] == FILES and settings.storage_format == "jpeg"
+    is_original = settings.packing == "folder" and settings.storage_format == "jpeg"
     if "://" in settings.data:
         yield "The run copied its data from a URL: copy it, too, and change FOLDER."
     if not is_original:
@@ -388,7 +382,7 @@ def _differences(run: StoredRun, settings: Settings) -> Iterator[str]:
         yield f"The run sent its reports to {settings.report_to!r}: name your server below."
     if settings.checkpoint_every and settings.checkpoint_to != Settings.checkpoint_to:
         yield "The run saved its checkpoints elsewhere: change CHECKPOINT."
-    if LOAD[settings.loader] == THREADS:
+    if LOAD[settings.loader] == "threads":
         yield "thread_loader.py is labkit/recipes/thread_loader.py: put it beside this program."
 
 

@@ -22,12 +22,11 @@ from labkit.analysis.thresholds import DELTA
 from labkit.analysis.winner import reasons_against_others, winner
 from labkit.experiments.request import Request
 from labkit.machine import hardware
-from labkit.parts.devices import FREE_LOADER_MIN_AU
-from labkit.parts.storage.disks import MAX_ERROR_SHARE
 from labkit.records import EPOCHS, ROOFLINE, UNKNOWN, ProvedRates, Provenance, RunInfo
 from labkit.report.thresholds import FIRST_EPOCH_READS_SHARES
 from labkit.resolve import libraries_of
 from labkit.runs.store import StoredRun, readable_reason
+from labkit.runs.thresholds import MAX_RATE_ERROR_SHARE, MIN_FREE_LOADER_UTILIZATION
 from labkit.settings import CORRECTED, MODES
 
 # --- a run ------------------------------------------------------------------------------
@@ -106,7 +105,7 @@ def checks(summary: Summary) -> list[str]:
         one = "one " * any(settings.ranks > 1 for settings in info.variants.values())
         sentences.append(
             f"{one}simulated GPU: {units.percent(calibration.free_loader_au)} busy with a free "
-            f"loader (required: {units.limit(FREE_LOADER_MIN_AU)}"
+            f"loader (required: {units.limit(MIN_FREE_LOADER_UTILIZATION)}"
             f"{_when(calibration.free_loader_checked_utc)})"
         )
     proved: dict[str, ProvedRates] = {**info.storages, **info.links}
@@ -114,7 +113,7 @@ def checks(summary: Summary) -> list[str]:
         if facts.rates:
             sentences.append(
                 f"{name}: {', '.join(map(describe_rate, facts.rates))} (tolerance: "
-                f"{units.limit(MAX_ERROR_SHARE)}{_when(facts.rates_checked_utc)})"
+                f"{units.limit(MAX_RATE_ERROR_SHARE)}{_when(facts.rates_checked_utc)})"
             )
     return sentences
 

@@ -35,10 +35,10 @@ from labkit.runs.launcher import Launcher
 from labkit.runs.store import explain_unwritable, fits
 from labkit.runs.thresholds import (
     CALIBRATION_PROCESS_S,
-    LEAST_PROCESSES,
-    LONGEST_CALIBRATION_S,
+    GPU_TO_LOADER_RATIO,
+    MAX_CALIBRATION_S,
     MAX_HALF_INTERVAL_SHARE,
-    TIMES_THE_REFERENCE,
+    MIN_CALIBRATION_PROCESSES,
 )  # fmt: skip
 from labkit.settings import INPUT_PX, Settings
 from labkit.steady_rate import fewest_batches
@@ -79,7 +79,7 @@ class CalibratedDevice:
         )
         return (
             f"simulated GPU of {units.rate(self.device_images_per_s)} at {self.input_px} px: "
-            f"{TIMES_THE_REFERENCE} × the reference's loading rate, "
+            f"{GPU_TO_LOADER_RATIO} × the reference's loading rate, "
             f"{units.rate(self.reference_images_per_s)} ± {units.percent(half)} "
             f"({self.processes} processes, {units.minute(self.measured_utc)})"
             f"{why}"
@@ -183,7 +183,7 @@ def device_of(
                 machine_id=machine_id,
                 data_hash=data_hash,
                 input_px=settings.input_px,
-                device_images_per_s=TIMES_THE_REFERENCE * fmean(rates),
+                device_images_per_s=GPU_TO_LOADER_RATIO * fmean(rates),
                 reference_images_per_s=fmean(rates),
                 low=low,
                 high=high,
@@ -243,13 +243,13 @@ def _reference_rates(
     began_s = time.monotonic()
     form = "{desc} {percentage:3.0f}%|{bar:15}| {elapsed} of at most 00:{total:02.0f}{postfix}"
     with bar(
-        total=LONGEST_CALIBRATION_S,
+        total=MAX_CALIBRATION_S,
         desc="calibrating the simulated GPU",
         disable=not progress,
         bar_format=form,
     ) as drawn:
-        while len(rates) < LEAST_PROCESSES or (
-            time.monotonic() - began_s < LONGEST_CALIBRATION_S
+        while len(rates) < MIN_CALIBRATION_PROCESSES or (
+            time.monotonic() - began_s < MAX_CALIBRATION_S
             and _half_share(rates) > MAX_HALF_INTERVAL_SHARE
         ):
             how = {"excluded": excluded, "seconds": CALIBRATION_PROCESS_S}
@@ -257,12 +257,12 @@ def _reference_rates(
             if why_none:
                 raise Skip(why_none)
             rates.append(rate)
-            drawn.n = min(time.monotonic() - began_s, LONGEST_CALIBRATION_S)
+            drawn.n = min(time.monotonic() - began_s, MAX_CALIBRATION_S)
             if len(rates) > 1:
                 known = f"{units.rate(fmean(rates))} ±{_half_share(rates):.1%}"
                 drawn.set_postfix_str(known)
                 if not progress:  # a form has a line in place of the bar
-                    spent = f"{drawn.n:.0f} s of at most {LONGEST_CALIBRATION_S:.0f} s"
+                    spent = f"{drawn.n:.0f} s of at most {MAX_CALIBRATION_S:.0f} s"
                     say(f"calibrating the simulated GPU: {spent}, {known}")
         drawn.n = drawn.total
         drawn.refresh()
@@ -306,4 +306,4 @@ def read_devices(results: Path | str) -> list[CalibratedDevice]:
 def _is_possible(device: CalibratedDevice) -> bool:
     rate, mean = device.device_images_per_s, device.reference_images_per_s
     ordered = -math.inf < device.low <= mean <= device.high < math.inf
-    return ordered and rate == TIMES_THE_REFERENCE * mean > 0
+    return ordered and rate == GPU_TO_LOADER_RATIO * mean > 0

@@ -79,10 +79,10 @@ def check_run(
         BaselineSkipped: nothing could be compared.
         Cancelled: `cancel` was set while data at a URL was copied to this machine.
     """
-    chosen = pick(MODES, mode, "mode")
+    chosen_mode = pick(MODES, mode, "mode")
     request = {**(experiment.request or {}), "mode": mode, "blocks": blocks}
-    blocks = check_blocks(chosen, blocks, experiment.kind)
-    measured = experiment.measured(in_full=chosen.judged)
+    blocks = check_blocks(chosen_mode, blocks, experiment.kind)
+    measured = experiment.measured(in_full=chosen_mode.judged)
     experiment = replace(experiment, variants=measured).change(complete_here)
     groups = experiment.run_fields(measured)
     baselines = [experiment.baseline, *groups.get("baselines", {}).values()]
@@ -113,7 +113,7 @@ def check_run(
         mode=mode,
         request=request,
         protocol=experiment.protocol,
-        shuffled=chosen.shuffled and experiment.protocol == CORRECTED,
+        shuffled=chosen_mode.shuffled and experiment.protocol == CORRECTED,
         blocks=blocks,
         baseline=experiment.baseline,
         variants=stored,
@@ -174,25 +174,26 @@ def check_resumable(run: StoredRun) -> dict[str, Resolved]:
     for label, settings in variants.items():
         with suppress(Skip):  # its row says why
             parts[label] = resolve(complete_here(settings))
-    here = _describe_data(reopen_data(info.base_settings), info.base_settings.data)
-    began_with, data = asdict(info.data), asdict(here)
-    if any(value and value != data[name] for name, value in began_with.items()):
+    base = info.base_settings
+    data_then, data_now = asdict(info.data), asdict(_describe_data(reopen_data(base), base.data))
+    if any(value and value != data_now[name] for name, value in data_then.items()):
         raise ValueError(
-            f"data must be what the run began with ({began_with}), got {data}; start a new run"
+            f"data must be what the run began with ({data_then}), got {data_now}; start a new run"
         )
-    on_gpu = not all(device.is_cpu or device.is_simulated for device in devices)
-
-    def where(provenance: Provenance) -> tuple:
-        gpu_name = provenance.gpu.name if provenance.gpu else ""
-        return provenance.machine_id, on_gpu and gpu_name
-
     began_on, machine = info.provenance, hardware.provenance()
-    if where(began_on) != where(machine):
+    is_same_place = began_on.machine_id == machine.machine_id
+    if not all(device.is_cpu or device.is_simulated for device in devices):
+        is_same_place &= _gpu_name(began_on) == _gpu_name(machine)
+    if not is_same_place:
         raise ValueError(
             f"run must be resumed on the machine and the GPU it began on "
             f"({hardware.describe(began_on)}), got {hardware.describe(machine)}; start a new run"
         )
     return parts
+
+
+def _gpu_name(provenance: Provenance) -> str:
+    return provenance.gpu.name if provenance.gpu else ""
 
 
 def _resolve_all(

@@ -19,8 +19,7 @@ from labkit.analysis.simulated import describe_rate
 from labkit.contracts import Skip
 from labkit.machine.clock import SystemClock, utc_now
 from labkit.parts import storage
-from labkit.parts.devices import FREE_LOADER_MIN_AU
-from labkit.parts.storage.disks import MAX_ERROR_SHARE, Rate
+from labkit.parts.storage.disks import Rate
 from labkit.parts.training.exchange import LINK, Link
 from labkit.pipeline import build
 from labkit.records import UNKNOWN, ProvedRates, StagedStorage
@@ -29,7 +28,12 @@ from labkit.runs.active_run import ActiveRun
 from labkit.runs.kept_checks import KeptCheck, find_kept, hash_sources, keep
 from labkit.runs.launcher import TrialFailed, TrialKilled
 from labkit.runs.ranks import Ranks
-from labkit.runs.thresholds import GPU_TRIES, RATE_TRIES
+from labkit.runs.thresholds import (
+    GPU_TRIES,
+    MAX_RATE_ERROR_SHARE,
+    MIN_FREE_LOADER_UTILIZATION,
+    RATE_TRIES,
+)
 from labkit.runs.timing import time_epoch
 from labkit.settings import Settings
 
@@ -73,6 +77,7 @@ def _prove_disk(
         "kernel": here.kernel,
         "python": here.python,
         "sources": hash_sources(storage),
+        "max_rate_error_share": MAX_RATE_ERROR_SHARE,
     }
     is_data_known = run.info.data.data_hash != UNKNOWN  # else a check may be of other files
     if is_data_known and (kept := find_kept(results, depends_on)):
@@ -89,7 +94,7 @@ def _prove_rates(run: ActiveRun, job: str, name: str, labels: Sequence[str]) -> 
     try:
         for _ in range(RATE_TRIES):
             rates = run.ask(job, settings=run.variants[labels[0]], excluded=run.info.excluded)
-            off = [rate for rate in rates if rate["error_share"] > MAX_ERROR_SHARE]
+            off = [rate for rate in rates if rate["error_share"] > MAX_RATE_ERROR_SHARE]
             if not off:
                 return ProvedRates(rates=tuple(rates), rates_checked_utc=utc_now())
     except TrialKilled:
@@ -99,8 +104,9 @@ def _prove_rates(run: ActiveRun, job: str, name: str, labels: Sequence[str]) -> 
         return ProvedRates()
     run.skip(
         labels,
-        f"{name} must deliver the rates it stands for within {units.percent(MAX_ERROR_SHARE)}, "
-        f"got {'; '.join(map(describe_rate, off))}; close other programs and run again",
+        f"{name} must deliver the rates it stands for within "
+        f"{units.percent(MAX_RATE_ERROR_SHARE)}, got {'; '.join(map(describe_rate, off))}; "
+        "close other programs and run again",
     )
     return ProvedRates()
 
@@ -159,8 +165,8 @@ def check_link(settings: Settings, excluded: frozenset[int] = frozenset()) -> li
 def check_simulated_gpu(run: ActiveRun, settings: Settings) -> dict[str, Any]:
     """Check that the simulated GPU itself does not slow a training loop down.
 
-    It must be busy for `FREE_LOADER_MIN_AU` of the time with a loader that costs nothing, in one
-    of `GPU_TRIES` tries.
+    With a loader that costs nothing, it must be busy for `MIN_FREE_LOADER_UTILIZATION` of the time
+    in one of `GPU_TRIES` tries.
 
     Args:
         run: the active run.
@@ -170,20 +176,20 @@ def check_simulated_gpu(run: ActiveRun, settings: Settings) -> dict[str, Any]:
         free_loader_au, the share of the time in which it computed, and free_loader_checked_utc.
 
     Raises:
-        Skip: it does not reach `FREE_LOADER_MIN_AU`.
+        Skip: it does not reach `MIN_FREE_LOADER_UTILIZATION`.
 
     Source: EVIDENCE 2, Accelerator.
     """
-    au = run.ask("free_loader_utilization", settings=settings)
-    if au < FREE_LOADER_MIN_AU:
+    utilization = run.ask("free_loader_utilization", settings=settings)
+    if utilization < MIN_FREE_LOADER_UTILIZATION:
         step_s = find_gpu_speeds(settings).compute_s_per_image * settings.batch_size
         raise Skip(
-            f"the simulated GPU must reach {units.percent(FREE_LOADER_MIN_AU)} utilization with "
-            f"a free loader, got {units.percent(au)} in the best of {GPU_TRIES} tries with "
-            f"steps of {units.seconds(step_s)}; close other programs, or make the steps longer by "
-            "a larger batch_size, and run again"
+            f"the simulated GPU must reach {units.percent(MIN_FREE_LOADER_UTILIZATION)} "
+            f"utilization with a free loader, got {units.percent(utilization)} in the best of "
+            f"{GPU_TRIES} tries with steps of {units.seconds(step_s)}; close other programs, or "
+            "make the steps longer by a larger batch_size, and run again"
         )
-    return {"free_loader_au": au, "free_loader_checked_utc": utc_now()}
+    return {"free_loader_au": utilization, "free_loader_checked_utc": utc_now()}
 
 
 def free_loader_utilization(settings: Settings) -> float:
@@ -211,7 +217,7 @@ def free_loader_utilization(settings: Settings) -> float:
     for _ in range(GPU_TRIES):
         epoch, *_ = time_epoch(filled, clock)
         best = max(best, epoch.compute_s / epoch.epoch_s)
-        if best >= FREE_LOADER_MIN_AU:
+        if best >= MIN_FREE_LOADER_UTILIZATION:
             break
     gc.enable()
     return best

@@ -20,7 +20,7 @@ from labkit.analysis.equal_work import unequal_work
 from labkit.analysis.validity import cores_of, disturbed_blocks
 from labkit.contracts import Cancelled, Skip
 from labkit.machine.clock import utc_now
-from labkit.records import EPOCHS, ROOFLINE, AnyTrial
+from labkit.records import AnyTrial
 from labkit.runs.active_run import ActiveRun
 from labkit.runs.calibration import calibrate_run, measure_gpu
 from labkit.runs.check_equal_work import check_equal_work
@@ -30,11 +30,8 @@ from labkit.runs.launcher import TrialFailed, TrialKilled
 from labkit.runs.read_counts import save_read_counts
 from labkit.runs.schedule import Planned, next_trials
 from labkit.runs.staging import stage
-from labkit.runs.thresholds import FAILURES_BEFORE_DROPPED
+from labkit.runs.thresholds import EPOCH_LENGTH_SHARES, FAILURES_BEFORE_DROPPED
 from labkit.runs.trial_speeds import check_speeds, trial_settings
-
-# How long epochs should be, as a share of the mode's: a roofline has many trials.
-EPOCH_SHARE = {EPOCHS: 1.0, ROOFLINE: 0.5}
 
 
 def prepare_epochs(run: ActiveRun, cleanup: ExitStack) -> None:
@@ -53,7 +50,7 @@ def prepare_epochs(run: ActiveRun, cleanup: ExitStack) -> None:
     check_images(run)
     check_storages_and_links(run)
     check_equal_work(run)
-    calibrate_run(run, EPOCH_SHARE[run.info.kind])
+    calibrate_run(run, EPOCH_LENGTH_SHARES[run.info.kind])
     measure_gpu(run)
     save_read_counts(run)
     check_speeds(run)

@@ -11,11 +11,10 @@ from labkit.machine import hardware
 from labkit.records import OPERATION
 from labkit.resolve import gather_facts
 from labkit.runs.active_run import ActiveRun
-from labkit.runs.epoch_trials import EPOCH_SHARE
 from labkit.runs.experiment import Experiment
-from labkit.runs.operation_trials import ROUND_S
 from labkit.runs.schedule import check_blocks
 from labkit.runs.store import earlier_runs
+from labkit.runs.thresholds import EPOCH_LENGTH_SHARES, MIN_ROUND_S
 from labkit.settings import MODES, pick
 
 
@@ -91,6 +90,6 @@ def _expect(
     machine_id = hardware.provenance().machine_id
     earlier = earlier_runs(results, experiment, machine_id=machine_id, mode=mode)
     summaries = (run.summary for run in earlier)
-    known["round_s"] = ROUND_S[mode] if kind == OPERATION else None
-    known["epoch_share"] = EPOCH_SHARE.get(kind, 1.0)
+    known["round_s"] = MIN_ROUND_S[mode] if kind == OPERATION else None
+    known["epoch_share"] = EPOCH_LENGTH_SHARES.get(kind, 1.0)
     return forecast_from(summaries, mode=mode, **known)

@@ -39,10 +39,9 @@ from labkit.runs.active_run import ActiveRun
 from labkit.runs.launcher import TrialFailed
 from labkit.runs.schedule import Planned, next_trials
 from labkit.runs.store import append_trials
+from labkit.runs.thresholds import MIN_ROUND_S
 from labkit.settings import Settings
 
-# Seconds that a variant's repeats in a round take together, at least.
-ROUND_S = {"quick": 0.005, "document": 0.02, "full": 0.02}
 LOOK_UPS = "look-ups per image"  # a label of the trials that have some
 SAMPLE = "one sample"
 
@@ -388,7 +387,7 @@ def _run_group(run: ActiveRun, group: str, planned: Sequence[Planned]) -> None:
             settings=run.baseline,
             tasks=tasks,
             planned=[asdict(trial) for trial in planned],
-            seconds=ROUND_S[run.mode.name],
+            seconds=MIN_ROUND_S[run.mode.name],
         )
     except (Cancelled, KeyboardInterrupt):
         run.append(planned[0], "cancelled", "cancelled by the user")

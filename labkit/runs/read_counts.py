@@ -27,7 +27,7 @@ from labkit.records import ReadCounts
 from labkit.resolve import resolve
 from labkit.runs.active_run import ActiveRun
 from labkit.runs.launcher import TrialFailed
-from labkit.runs.thresholds import MAX_USUAL_REQUESTS
+from labkit.runs.thresholds import MAX_REQUESTS_PER_IMAGE
 from labkit.settings import Settings
 
 
@@ -55,7 +55,7 @@ def save_read_counts(run: ActiveRun) -> None:
     pieces = [
         label
         for label, read in reads.items()
-        if (read.requests or 0) > MAX_USUAL_REQUESTS
+        if (read.requests or 0) > MAX_REQUESTS_PER_IMAGE
         and run.parts(label).storage.hardware.how == "throttled"
     ]
     if pieces:

@@ -54,12 +54,11 @@ def plan(
         if shuffled:
             order += baselines
             random.Random(f"{seed}/{block}").shuffle(order)
-            in_order = list(dict.fromkeys(map(groups.get, order)))
-            order.sort(key=lambda label: in_order.index(groups.get(label)))
-        # A1 is the earlier one.
-        roles = {label: ["A2", "A1"] for label in baselines}
+            group_order = list(dict.fromkeys(map(groups.get, order)))
+            order.sort(key=lambda label: group_order.index(groups.get(label)))
+        roles = {label: iter(("A1", "A2")) for label in baselines}
         for position, label in enumerate(order):
-            role = roles[label].pop() if label in roles else ""
+            role = next(roles[label]) if label in roles else ""
             planned.append(Planned(block=block, position=position, variant=label, role=role))
     return planned
 
@@ -87,9 +86,11 @@ def next_trials(
         blocks=range(info.blocks),
         seed=info.order_seed,
     )
-    done = {(t.block, t.variant, t.role) for t in trials if t.status == "ok"}
+    done = {(row.block, row.variant, row.role) for row in trials if row.status == "ok"}
     return [
-        p for p in planned if p.variant not in dropped and (p.block, p.variant, p.role) not in done
+        trial
+        for trial in planned
+        if trial.variant not in dropped and (trial.block, trial.variant, trial.role) not in done
     ]
 
 

@@ -34,7 +34,7 @@ from labkit.runs import calibration, check_simulated
 from labkit.settings import MODES
 calibration.CALIBRATION_S = 0.1
 # The checks run, but beside other tests a GPU or a disk may be late.
-check_simulated.FREE_LOADER_MIN_AU, check_simulated.MAX_ERROR_SHARE = 0.5, 1.0
+check_simulated.MIN_FREE_LOADER_UTILIZATION, check_simulated.MAX_RATE_ERROR_SHARE = 0.5, 1.0
 MODES["quick"], opencv_vs_pil.QUICK_SIZES = replace(MODES["quick"], blocks=1, epoch_s=0.1), 1
 """
 # The baseline and two variants show what a notebook shows.

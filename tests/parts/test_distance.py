@@ -18,12 +18,12 @@ from labkit.contracts import Skip
 from labkit.machine.helper import pids
 from labkit.parts.packing.folder import open_folder
 from labkit.parts.storage import distance
-from labkit.parts.storage.disks import MAX_ERROR_SHARE
 from labkit.parts.storage.distance import at_distance, fetch
 from labkit.pipeline import open_loader
 from labkit.resolve import complete_here, open_data, open_reader, resolve
 from labkit.runs.check_simulated import check_rates
 from labkit.runs.staging import staged
+from labkit.runs.thresholds import MAX_RATE_ERROR_SHARE
 
 # --- the server -----------------------------------------------------------------------------
 
@@ -97,7 +97,7 @@ def test_it_waits_as_long_as_it_says_and_measures_that(files, monkeypatch):
         ]
         # The same server under a name that promises something else.
         other = replace(far, rtt_s=0.002, bytes_per_s=4e7).measure(*arguments)
-        assert all(rate.error_share > MAX_ERROR_SHARE for rate in other)
+        assert all(rate.error_share > MAX_RATE_ERROR_SHARE for rate in other)
     with pytest.raises(Skip, match="the distance's server does not answer"):
         far.measure(*arguments)
 
@@ -211,6 +211,7 @@ import os, pathlib, sys, labkit as lab
 from labkit.parts.storage import distance
 from labkit.resolve import complete_here, resolve
 from labkit.runs.staging import staged
+from labkit.runs.thresholds import MAX_RATE_ERROR_SHARE
 distance.COPIES = pathlib.Path(sys.argv[2])
 settings = lab.Settings(data=sys.argv[1], storage="far_0ms_8000mbit_staged")
 with staged(resolve(complete_here(settings)), say=print):

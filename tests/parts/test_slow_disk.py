@@ -24,8 +24,7 @@ from labkit.machine.media import describe_medium
 from labkit.machine.page_cache import evict
 from labkit.parts.packing.folder import open_folder
 from labkit.parts.storage import slow_disk
-from labkit.parts.storage.disks import MAX_ERROR_SHARE
-from labkit.runs.check_simulated import RATE_TRIES
+from labkit.runs.thresholds import MAX_RATE_ERROR_SHARE, RATE_TRIES
 from tests.processes import until
 
 needs_disk = pytest.mark.skipif(bool(why_no_throttled_disk()), reason=why_no_throttled_disk())
@@ -101,7 +100,7 @@ def start(action):
     """Run a function in a forked process, which owns no disk."""
 
     def run():
-        slow_disk._held = None
+        slow_disk._lock_fd = None
         action()
 
     process = multiprocessing.get_context("fork").Process(target=run)
@@ -207,7 +206,7 @@ def test_what_was_requested_is_delivered(place, monkeypatch):
         return max(rate.error_share for rate in rates)
 
     # As a run does: another program may use the disk for a moment.
-    assert any(error_share() < MAX_ERROR_SHARE for _ in range(RATE_TRIES))
+    assert any(error_share() < MAX_RATE_ERROR_SHARE for _ in range(RATE_TRIES))
 
 
 @needs_disk

@@ -29,14 +29,8 @@ from labkit.contracts import Skip
 from labkit.machine import page_cache
 from labkit.machine.media import write_media
 from labkit.parts.storage import STORAGES
-from labkit.parts.storage.cache_state import (
-    COLD_MAX_SHARE,
-    WARM_MIN_SHARE,
-    make_cold,
-    make_warm,
-    prepare,
-    prove,
-)
+from labkit.parts.storage.cache_state import make_cold, make_warm, prepare, prove
+from labkit.thresholds import COLD_MAX_SHARE, WARM_MIN_SHARE
 from tests.processes import PATIENCE_S
 
 FILE_BYTES = 300_000  # 74 pages, the last one partial

@@ -76,8 +76,8 @@ def test_the_reference_is_measured_until_the_interval_is_narrow_or_half_a_minute
         return SteadyRate(images_per_s=next(given))
 
     monkeypatch.setattr(calibrated_device, "_reference_rates", beside_others)
-    monkeypatch.setattr(calibrated_device, "LEAST_PROCESSES", 5)
-    monkeypatch.setattr(calibrated_device, "LONGEST_CALIBRATION_S", 30.0)
+    monkeypatch.setattr(calibrated_device, "MIN_CALIBRATION_PROCESSES", 5)
+    monkeypatch.setattr(calibrated_device, "MAX_CALIBRATION_S", 30.0)
     monkeypatch.setattr("time.monotonic", clock.now)
     settings = Settings(data=str(photos), input_px=64)
     said = []

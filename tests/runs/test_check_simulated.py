@@ -9,8 +9,6 @@ from small import completed
 
 from labkit.contracts import Skip
 from labkit.machine.clock import utc_now
-from labkit.parts.devices import FREE_LOADER_MIN_AU
-from labkit.parts.storage.disks import MAX_ERROR_SHARE
 from labkit.records import UNKNOWN
 from labkit.runs import check_simulated
 from labkit.runs import check_simulated as module
@@ -23,6 +21,7 @@ from labkit.runs.check_simulated import (
 from labkit.runs.kept_checks import FILE
 from labkit.runs.launcher import TrialKilled
 from labkit.runs.store import create_run
+from labkit.runs.thresholds import MAX_RATE_ERROR_SHARE, MIN_FREE_LOADER_UTILIZATION
 from tests.fake_clock import FakeClock
 
 RATE = {
@@ -34,8 +33,8 @@ SLOW = {**RATE, "delivered_per_s": 40.0, "error_share": 0.506}
 
 @pytest.fixture(autouse=True)
 def as_strict_as_for_users(monkeypatch):
-    monkeypatch.setattr(check_simulated, "FREE_LOADER_MIN_AU", FREE_LOADER_MIN_AU)
-    monkeypatch.setattr(check_simulated, "MAX_ERROR_SHARE", MAX_ERROR_SHARE)
+    monkeypatch.setattr(check_simulated, "MIN_FREE_LOADER_UTILIZATION", MIN_FREE_LOADER_UTILIZATION)
+    monkeypatch.setattr(check_simulated, "MAX_RATE_ERROR_SHARE", MAX_RATE_ERROR_SHARE)
 
 
 class Asked(ActiveRun):
@@ -97,6 +96,17 @@ def test_a_disk_is_asked_again_where_its_rates_may_be_others(tmp_path, changes):
     other = Asked(tmp_path, [[RATE]], **changes)
     check_storages_and_links(other)
     assert other.asked == 1
+
+
+def test_a_disk_is_asked_again_once_its_rates_must_be_closer(tmp_path, monkeypatch):
+    monkeypatch.setattr(check_simulated, "MAX_RATE_ERROR_SHARE", 0.6)
+    check_storages_and_links(Asked(tmp_path, [[SLOW]]))
+    monkeypatch.undo()
+    monkeypatch.setattr(check_simulated, "MAX_RATE_ERROR_SHARE", MAX_RATE_ERROR_SHARE)
+    stricter = Asked(tmp_path, [[RATE]])
+    check_storages_and_links(stricter)
+    assert stricter.asked == 1
+    assert stricter.info.storages["throttled"].rates == (RATE,)
 
 
 def test_rates_of_data_without_a_manifest_are_not_kept(tmp_path):

@@ -17,6 +17,7 @@ from labkit.contracts import Chosen, Reader
 from labkit.parts.packing.folder import open_folder, write_folder
 from labkit.parts.packing.formats import FORMATS
 from labkit.parts.packing.packs import open_pack, write_pack
+from labkit.settings import field_kinds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +30,7 @@ class Packing:
     write: Callable[..., None]
     """(samples, folder, *, images, about) writes (name, content, boxes) triples into an empty
     folder; see `packs.write_pack` for the arguments."""
-    stores: tuple[str, ...] = ("jpeg", "resized", "pixels", "sample", "small", "yuv420")
+    stores: tuple[str, ...] = field_kinds()["storage_format"][1]
     """What it can store of an image; see `packs`."""
 
     def why_not(self, chosen: Chosen) -> str:

@@ -23,12 +23,13 @@ from typing import Any
 import numpy as np
 
 from labkit import units
-from labkit.contracts import CACHED_WITHIN, COLD_MAX_SHARE, WARM_MIN_SHARE, Skip
+from labkit.contracts import Skip
 from labkit.machine import page_cache
 from labkit.machine.media import describe_medium
 from labkit.machine.page_cache import Extent
 from labkit.machine.usage import lowest_first
 from labkit.settings import pick
+from labkit.thresholds import CACHED_TOLERANCE_SHARE, COLD_MAX_SHARE, WARM_MIN_SHARE
 
 # Filesystems whose cache fadvise does not reach -> why not.
 KEEPS_FILES = {
@@ -66,7 +67,7 @@ def prepare(
     if isinstance(cache, int):
         watched, asked, method = list(extents), cache / 100, "fadvise and read"
         produce = partial(make_cached, share=asked)
-        is_reached = partial(math.isclose, asked, rel_tol=0, abs_tol=CACHED_WITHIN)
+        is_reached = partial(math.isclose, asked, rel_tol=0, abs_tol=CACHED_TOLERANCE_SHARE)
     else:
         watched = list(paths)
         produce, method, is_reached = pick(STATES, cache, "cache")
@@ -113,8 +114,9 @@ def prepare(
             f"but {reached}; free some memory or use fewer images"
         )
     raise Skip(
-        f"{cache} % of the data must be in memory, give or take {units.percent(CACHED_WITHIN)}, "
-        f"but {reached}; use more images, free some memory, or close programs that have them mapped"
+        f"{cache} % of the data must be in memory, give or take "
+        f"{units.percent(CACHED_TOLERANCE_SHARE)}, but {reached}; use more images, free some "
+        "memory, or close programs that have them mapped"
     )
 
 

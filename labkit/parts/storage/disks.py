@@ -25,7 +25,6 @@ Unit = Literal["files", "bytes", "requests", "Mbit"]
 
 # COCO val2017's mean JPEG; what "random reads per second" means below.
 TYPICAL_FILE_BYTES = 114_660
-MAX_ERROR_SHARE = 0.05  # EVIDENCE 2
 
 
 @dataclass(frozen=True, kw_only=True)

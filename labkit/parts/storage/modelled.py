@@ -150,7 +150,8 @@ class ModelledReader(WrappedReader):
         context = multiprocessing.get_context(start_method)
         self._timetable = Timetable(context, disk)
         self._caches = caches
-        self._held = context.RawArray("b", len(self._file_bytes))  # by the modelled page cache
+        # Whether the modelled page cache holds an image.
+        self._is_in_memory = context.RawArray("b", len(self._file_bytes))
         self._read_bytes = context.RawValue("q")
         self._lock = context.Lock()
         # (process, thread) -> how far its logical clock is ahead of the real one
@@ -166,8 +167,8 @@ class ModelledReader(WrappedReader):
         file_bytes = int(self._file_bytes[i])
         with self._locked():
             self._read_bytes.value += file_bytes
-            if not self._held[i]:
-                self._held[i] = self._caches
+            if not self._is_in_memory[i]:
+                self._is_in_memory[i] = self._caches
                 offset = int(self._file_ends[i]) - file_bytes
                 end_s = max(end_s, self._timetable.book(offset, file_bytes, begin_s))
         if end_s - now() >= PAY_FROM_S:
@@ -204,7 +205,7 @@ class ModelledReader(WrappedReader):
         kept = ids[: cache_state.count_kept(self._file_bytes[ids], percent / 100)]
         with self._locked():
             self._timetable.clear()
-            flags = np.frombuffer(self._held, dtype=bool)
+            flags = np.frombuffer(self._is_in_memory, dtype=bool)
             flags[:] = False
             flags[kept] = True
             self._read_bytes.value = 0
@@ -237,7 +238,7 @@ class ModelledReader(WrappedReader):
         if not wanted_bytes.any():
             return None
         with self._locked():
-            in_memory = np.frombuffer(self._held, dtype=bool)[ids]
+            in_memory = np.frombuffer(self._is_in_memory, dtype=bool)[ids]
         return float(wanted_bytes[in_memory].sum() / wanted_bytes.sum())
 
 

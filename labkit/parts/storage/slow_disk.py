@@ -66,7 +66,7 @@ LEAD_IN_S = 0.25  # of a measurement: the kernel lets the first reads through fo
 SLICE_S = 0.1  # of the kernel's throttle, block/blk-throttle.c
 
 T = TypeVar("T")
-_held: int | None = None  # the open lock of this process's disk
+_lock_fd: int | None = None  # the file descriptor of the lock, while the disk is up
 
 
 class NoThrottledDisk(Skip):
@@ -89,7 +89,7 @@ class ThrottledDisk(Storage):
         self, reader: Reader, others: Sequence[Reader], say: Callable[[str], None]
     ) -> Iterator[None]:
         """Put the disk up, and take it down again; see `Storage.put_up`."""
-        if _held is not None:  # up for the run's first data set, with room for all
+        if _lock_fd is not None:  # up for the run's first data set, with room for all
             yield
             return
         files = [path for data in (reader, *others) for path in (*data.paths, *data.companions)]
@@ -214,7 +214,7 @@ def up(*, data_bytes: int, files: int) -> Path:
         NoThrottledDisk: it cannot be made or is in use.
         Skip: there is no room for it.
     """
-    global _held
+    global _lock_fd
     if reason := why_no_slow_disk():
         raise NoThrottledDisk(reason)
     folder = _place()
@@ -225,7 +225,7 @@ def up(*, data_bytes: int, files: int) -> Path:
         undo.callback(_remove, folder)
         _make(folder, data_bytes, files)
         undo.pop_all()
-    _held = lock
+    _lock_fd = lock
     return folder / POINT
 
 
@@ -242,11 +242,11 @@ def down() -> None:
         OSError: a run owns it, processes are still in its control group or use its files (they
             are left alone), or this process may not.
     """
-    global _held
+    global _lock_fd
     folder = _place()
     if not folder.exists():
         return
-    lock, _held = _held, None
+    lock, _lock_fd = _lock_fd, None
     try:
         lock = lock or _insist(partial(_lock, folder))
         _remove(folder)
