@@ -102,7 +102,8 @@ EXPORTS: dict[str, Callable[[runs.Run], Path]] = {
 }
 # Numbers of different runs never stand in one table.
 OF_SEVERAL = ("PNG", "SVG", "PDF", "HTML report")
-EXPORTED = {
+# Format -> what the file holds; other formats: the chart.
+FILE_CONTENTS = {
     "CSV": "the table", "HTML report": "chart, tables and what they rest on, in one file",
     "Markdown report": "a report for a paper or slides, and its figures",
     "PyTorch program": "the fastest variant as a program that imports no labkit",
@@ -270,7 +271,7 @@ class Panel:
         # A button each: a choice that has just been changed may reach the kernel after the click.
         exports = [
             self._button(
-                form, f"Save {EXPORTED.get(form, 'the chart')}", partial(self._on_export, form)
+                form, f"Save {FILE_CONTENTS.get(form, 'the chart')}", partial(self._on_export, form)
             )
             for form in EXPORTS
         ]
