@@ -243,10 +243,10 @@ def _headline_of(summary: Summary, *, with_intervals: bool = True) -> str:
         highs = [row.ci_high for row in measured if row.ci_high is not None]
         answer = f"No variant is measurably faster than {base.name}"
         if len(measured) == 1:
-            is_clear = lows and not lows[0] < 1 < highs[0]
-            answer = f"{'Not faster' if is_clear else 'No clear difference'} {using(fastest)}"
-            change = units.change(fastest.normalized_time, fastest.ci_low, fastest.ci_high)
-            ends = f": {change} against {base.name}"
+            answer = f"No clear difference between {fastest.name} and {base.name}"
+            if lows and not lows[0] < 1 < highs[0]:
+                answer = f"Not measurably faster {using(fastest)} than {using(base)}"
+            ends = f": {units.change(fastest.normalized_time, fastest.ci_low, fastest.ci_high)}"
         elif lows:
             ends = f" (95 % intervals from {units.change(min(lows))} to {units.change(max(highs))})"
         if not lows:

@@ -652,7 +652,7 @@ def test_no_text_is_cut_off_or_overlaps_on_screen_and_in_print(draw):
         ({"original": 1.0, "fast": 0.5}, r"\d+\.\d % less time with fast \[\d+\.\d %, \d+\.\d %\]"),
         (
             {"original": 1.0, "same": 1.0},
-            r"No clear difference with same: \S+ % \(\S+ to \S+ %\) against original",
+            r"No clear difference between same and original: \S+ % \(\S+ to \S+ %\)",
         ),
         (
             {"a": 1.0, "b": 1.0, "c": 1.0},
