@@ -198,7 +198,7 @@ CHINESE = {
         "从外面无法判断数据加载是不是瓶颈：{why}。"
     ),
     "the training process sleeps {share} of the time": "训练进程有 {share} 的时间在休眠",
-    " only": "，只有这些",
+    " only": "，并不多",
     "the GPU computes {share} of the time": "GPU 有 {share} 的时间在计算",
     ", but NCCL does so, too, while it waits for other ranks": (
         "，但 NCCL 等其他 rank 时，GPU 也显示为在计算"
@@ -216,7 +216,7 @@ CHINESE = {
     "its workers work or wait for storage {share} of the time": (
         "worker 有 {share} 的时间在工作或等存储"
     ),
-    ": they have nothing to do": "：它们没有事做",
+    ": they have nothing to do": "：它们闲着",
     "{who}: {states}": "{who}：{states}",
     "{state} {share}": "{state} {share}",
     "Training process": "训练进程",
@@ -563,7 +563,7 @@ CHINESE = {
     "threads of a worker": "一个 worker 的线程",
     "no difference": "没有差别",
     "no gain shown": "没有显示出提升",
-    "{value} takes {times} times as long": "{value} 的时间是 {times} 倍",
+    "{value} takes {times} times as long": "{value} 的用时是 {times} 倍",
     "no time for it in budget_s={budget_s:g}; {enough_s} is enough for all": (
         "budget_s={budget_s:g} 的时间不够；{enough_s} 够试全部"
     ),
@@ -580,21 +580,21 @@ CHINESE = {
         "没有值得改的：试过的没有一个被证明更快。"
     ),
     "Nothing is worth changing: {arguments} is {gain}, not more than {most} faster.": (
-        "没有值得改的：{arguments} 的{gain}，快不了 {most} 以上。"
+        "没有值得改的：{arguments} 的{gain}，提速不超过 {most}。"
     ),
     "Inconclusive: {arguments} was the fastest, and there was no time to compare it with the "
     "loader as it is; more time may show it, budget_s={longer_s}.": (
-        "不能确定：{arguments} 最快，但没有时间与现在的 loader 比较；多给时间可能看得出来，"
+        "尚无定论：{arguments} 最快，但没有时间与现在的 loader 比较；多给时间可能看得出来，"
         "budget_s={longer_s}。"
     ),
     "Inconclusive: {arguments} is {gain}; more time may show it, budget_s={longer_s}.": (
-        "不能确定：{arguments} 的{gain}；多给时间可能看得出来，budget_s={longer_s}。"
+        "尚无定论：{arguments} 的{gain}；多给时间可能看得出来，budget_s={longer_s}。"
     ),
     "Not worth changing: {words}.": "不值得改：{words}。",
     "Not tried, {arguments}: {reason}": "没有试 {arguments}：{reason}",
     "{sets} of arguments in {trials}, {took}.": "参数试了 {sets}，共 {trials}，用时 {took}。",
     "{arguments}: {times} of the time of the best of its step, {blocks}": (
-        "{arguments}：时间是这一步里最好的 {times} 倍，{blocks}"
+        "{arguments}：用时是这一步里最好的 {times} 倍，{blocks}"
     ),
     "step must work on the loader's batches, got {error}; try step(next(iter(loader)))": (
         "step 必须能处理 loader 的 batch，现在是 {error}；请试 step(next(iter(loader)))"
@@ -706,7 +706,7 @@ CHINESE = {
         "记下每个文件的起始位置 member.offset_data，用 os.pread 读；按名字查找要读完整个归档"
     ),
     "start no process for each sample: convert the files once, or call a library": (
-        "不要每个样本都启动进程：文件转换一次，或调用库"
+        "不要为每个样本启动进程：文件事先转换一次，或直接调用库"
     ),
     "one connection for each worker, and many rows with each query": (
         "每个 worker 一个连接，每次查询取多行"
@@ -720,7 +720,7 @@ CHINESE = {
     "OpenCV has most of these functions, for uint8 arrays, and faster": (
         "这些函数 OpenCV 大多都有，用于 uint8 数组，更快"
     ),
-    "draw for many samples at once: rng.random(n)": "一次为许多样本抽取：rng.random(n)",
+    "draw for many samples at once: rng.random(n)": "一次为多个样本抽取：rng.random(n)",
     "list the files once, when the data set is made": "创建数据集时列一次文件",
     "return new objects instead of copies": "返回新对象，不要复制",
     "operations on whole arrays instead of Python numbers": "对整个数组运算，不要用 Python 数字",
@@ -751,7 +751,7 @@ CHINESE = {
     ),
     "draw only every 100 steps, or after the epoch": "每 100 步才画一次，或在 epoch 之后画",
     # --- diagnose: notes, and what ended it early
-    "{what} could not be tried: {why}": "{what} 没能试：{why}",
+    "{what} could not be tried: {why}": "没能试 {what}：{why}",
     "the first {n} batches stand for the whole epoch, as later ones cannot be read without them": (
         "epoch 的前 {n} 个 batch 代表整个 epoch，因为不读它们就读不到后面的"
     ),
@@ -774,7 +774,7 @@ CHINESE = {
     "the files that a script reads stay in memory or on the disk, as they are": (
         "脚本读的文件保持原状，在内存里还是在硬盘上都不变"
     ),
-    "warm is as found: {why}": "热缓存保持原样：{why}",
+    "warm is as found: {why}": "没有准备热缓存：{why}",
     "{size} of files do not fit into memory": "{size} 的文件放不进内存",
     "not a torch DataLoader: only what it does in this thread was seen": (
         "不是 torch 的 DataLoader：只看到它在这个线程里做了什么"

@@ -303,14 +303,14 @@ def label_samples(settings: Settings) -> dict[str, str]:
     images = {
         "resized": f"JPEGs scaled to {px} px beforehand, so other pixels",
         "pixels": f"pixels scaled to {px} px beforehand, so others",
-        "sample": "samples finished beforehand, random draws and all",
+        "sample": "preprocessed once, so every epoch has the same random crops and flips",
         "small": f"JPEGs scaled to {stored_px} px beforehand, so other pixels",
         "yuv420": f"YUV 4:2:0 planes of {stored_px} px made beforehand, so other pixels",
     }
     labels = {"images": images[stored]} if stored in images else {}
     decoder = find_part(Decoder, settings.decoder)
     if decoder.scaled:
-        labels["images"] = f"decoded to half a side or less where {px} px remain, so other pixels"
+        labels["images"] = f"decoded at a reduced size of {px} px or more, so other pixels"
     if decoder.other_pixels:
         labels["images"] = f"decoded {decoder.other_pixels}, so other pixels"
     if find_part(Loader, settings.loader).order_varies:

@@ -277,7 +277,7 @@ def test_the_screen_of_tune_is_chinese_and_its_json_english(chinese):
     ]
     screens = [str(result) for result in results]
     assert screens[0].splitlines()[0] == "速度是原来的 2.01 倍 [1.96, 2.06]:"
-    assert screens[2].startswith("不能确定：num_workers=2 的速度是原来的 ")
+    assert screens[2].startswith("尚无定论：num_workers=2 的速度是原来的 ")
     assert "没有试 num_workers=8：worker 不能加载：x" in screens[0]
     assert leftover("\n".join(screens)) == []
     assert not re.search("[\u4e00-\u9fff]", json.dumps(results[0].as_json(), ensure_ascii=False))

@@ -10,9 +10,9 @@ from labkit.settings import Settings
 
 
 @as_experiment(
-    "Do a loop's phases show what holds it back?",
+    "Can timing the phases of the loop find the bottleneck?",
     source="[000]: a profile shows whether reading is the bottleneck; [002] 2: time loading, "
-    "forward and backward pass; no figures",
+    "forward and backward pass; no number given",
 )
 def bottlenecks(base: Settings) -> Variants:
     """Compare training loops whose bottleneck is known: does timing their phases find it?

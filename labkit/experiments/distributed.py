@@ -13,7 +13,7 @@ from labkit.settings import Settings
 
 @as_experiment(
     "Does adding GPUs help if they share the CPU?",
-    source="[001] 5.3: one process per GPU; no figure",
+    source="[001] 5.3: one process per GPU; no number given",
 )
 def ranks(base: Settings) -> Variants:
     """Compare 1, 2 and 4 processes that train together, each with a GPU, with equally many workers.
@@ -48,7 +48,7 @@ def ranks(base: Settings) -> Variants:
 
 @as_experiment(
     "How much of a step do machines need to exchange gradients?",
-    source="[001] 5.1: machines in different modules take much longer; no figure",
+    source="[001] 5.1: machines in different modules take much longer; no number given",
 )
 def communication(base: Settings) -> Variants:
     """Compare the exchange of gradients over links of several speeds with no exchange at all.

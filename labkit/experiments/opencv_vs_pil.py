@@ -18,7 +18,7 @@ QUICK_SIZES = 2
 
 @as_experiment(
     "Does OpenCV instead of PIL shorten the epoch?",
-    source="[000], OpenCV or PIL: mostly OpenCV, its chart is lost",
+    source="[000]: OpenCV in most cases (the post's chart is no longer online)",
     runs_by_default=True,
     at_several_speeds=True,
 )
@@ -65,7 +65,7 @@ def operations(base: Settings) -> Experiment:
         sizes,
         is_quick=lambda group, library: tuple(sizes[group][1].values()) in SIZES_PX[:QUICK_SIZES],
         question="Which library does which image operation faster?",
-        source="[000] OpenCV vs PIL (kaggle yukia18): chart lost",
+        source="[000] OpenCV vs PIL (kaggle yukia18): chart no longer online",
         notes=(
             "pictures larger than the data's photographs are enlarged ones: smoother than a "
             "camera's, with fewer bytes per pixel to decode",

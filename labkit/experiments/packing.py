@@ -14,7 +14,7 @@ from labkit.settings import Settings
 
 @as_experiment(
     "Does one packed file read faster than many small ones?",
-    source="[000], [001] 3.1.3, [004] 2.6: HDF5, pth, LMDB, TFRecord; no figures",
+    source="[000], [001] 3.1.3, [004] 2.6: HDF5, pth, LMDB, TFRecord; no number given",
 )
 def packing(base: Settings) -> Variants:
     """Compare a file for each image with one packed file, in the formats the documents name.
@@ -58,7 +58,7 @@ def small_files(base: Settings) -> Variants:
 
 @as_experiment(
     "Does preprocessing ahead of training shorten the epoch?",
-    source="[001] 2.1b: a Spark or CPU job before training; no figure",
+    source="[001] 2.1b: a Spark or CPU job before training; no number given",
 )
 def offline(base: Settings) -> Variants:
     """Compare preprocessing while training with preprocessing ahead of it, stored in three forms.
@@ -79,7 +79,7 @@ def offline(base: Settings) -> Variants:
 
 
 @as_experiment(
-    "What does data at a distance cost, and what does copying it first save?",
+    "How slow is remote storage, and does copying the data first help?",
     source="[001] 3.1.1 and 3.1.2: ceph in another city; local SSD > ceph > cfs > hdfs",
 )
 def distance(base: Settings) -> Variants:

@@ -45,7 +45,7 @@ def prefetching(base: Settings) -> Experiment:
 
 
 @as_experiment(
-    "Is prefetch_generator worth anything beside the loader's own queue?",
+    "Does prefetch_generator help when the DataLoader already prefetches?",
     source="[004] 2.1 and experiment 1; disputed, as the loader has a queue of its own",
 )
 def prefetching_in_depth(base: Settings) -> Variants:

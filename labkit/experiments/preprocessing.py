@@ -41,5 +41,5 @@ def lookups(base: Settings) -> Experiment:
         "lookups",
         {**sizes, SAMPLE: (SAMPLE, {})},
         question="How much time do list look-ups and repeated parsing cost?",
-        source="[001] 2.1: load the configuration once, look up in a dict; no figure",
+        source="[001] 2.1: load the configuration once, look up in a dict; no number given",
     )

@@ -67,7 +67,7 @@ def memory(base: Settings) -> Experiment:
         "memory",
         question="What do an SSD and packing save if memory holds part of the data?",
         variants=in_groups(groups, lambda group, label: group in quick),
-        source="[001] 3.1.2, [004] section 3.2: no figures for data larger than memory",
+        source="[001] 3.1.2, [004] section 3.2: no numbers for data larger than memory",
         notes=(
             "data that is copied first to an SSD takes the SSD's time, and once that of the copy: "
             "see labkit advise",

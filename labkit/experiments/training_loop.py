@@ -22,7 +22,7 @@ NEAR = "http_5ms"  # a server in the local network answers in a few milliseconds
 @as_experiment(
     "Does a loss without loops over boxes shorten the epoch?",
     source="[001] 4.1: for loops in a loss block the GPU; simplify, or use processes or "
-    "threads; no figure",
+    "threads; no number given",
 )
 def loss(base: Settings) -> Variants:
     """Compare a loss that loops over boxes with the same loss in threads and vectorized.
@@ -48,7 +48,7 @@ def loss(base: Settings) -> Variants:
 
 @as_experiment(
     "Do mixed precision, channels_last and torch.compile shorten the epoch?",
-    source="[004] 2.6: apex, whose mixed precision is torch's own today; no figure",
+    source="[004] 2.6: apex, whose mixed precision is torch's own today; no number given",
 )
 def precision(base: Settings) -> Variants:
     """Compare float32 with mixed precision, with channels_last and with a compiled model.
@@ -92,7 +92,7 @@ def _computing_alone(
 @as_experiment(
     "What does the training loop itself make the device wait for?",
     source="[001] section 2: eight CPU jobs, six of them in the training loop, of which the "
-    "loss has an experiment of its own; no figures",
+    "loss has an experiment of its own; no number given",
 )
 def stalls(base: Settings) -> Variants:
     """Compare checkpoints, metrics, logs, reports and a progress bar with a bare training loop.
@@ -120,7 +120,7 @@ def stalls(base: Settings) -> Variants:
 
 @as_experiment(
     "What do checkpoints cost, and how often may one be saved?",
-    source="[001] 3.3: save fewer checkpoints; no figure",
+    source="[001] 3.3: save fewer checkpoints; no number given",
     x_axis=StepsAxis(setting="checkpoint_every"),
 )
 def checkpoints(base: Settings) -> Variants:
@@ -182,7 +182,7 @@ def metric_reports(base: Settings) -> Variants:
 
 @as_experiment(
     "What do evaluation metrics cost during training?",
-    source="[001] section 2: evaluation metrics among eight CPU jobs; no figure",
+    source="[001] section 2: evaluation metrics among eight CPU jobs; no number given",
     x_axis=StepsAxis(setting="metrics_every"),
 )
 def evaluation(base: Settings) -> Variants:

@@ -43,7 +43,7 @@ def workers(base: Settings) -> Variants:
 
 @as_experiment(
     "How far ahead should each worker load, where some samples come late?",
-    source="[000], [001] 1.5: each worker loads ahead, CPU and GPU work at once; no figure",
+    source="[000], [001] 1.5: each worker loads ahead, CPU and GPU work at once; no number given",
 )
 def prefetch_factor(base: Settings) -> Variants:
     """Compare how many batches each worker loads ahead, where some samples come late.
@@ -78,7 +78,7 @@ def _batches_each(n: int) -> str:
 
 @as_experiment(
     "Does keeping the workers between epochs save time?",
-    source="[001] 4.1: listed, False by default; no figure",
+    source="[001] 4.1: listed, False by default; no number given",
 )
 def persistent_workers(base: Settings) -> Variants:
     """Compare workers that are kept between epochs with workers started anew.
@@ -98,7 +98,7 @@ def persistent_workers(base: Settings) -> Variants:
 
 @as_experiment(
     "Does keeping the workers save time where epochs are short?",
-    source="[001] 4.1: listed, False by default; no figure",
+    source="[001] 4.1: listed, False by default; no number given",
 )
 def short_epochs(base: Settings) -> Variants:
     """Compare the same in many short epochs, where starting workers takes the largest share."""
@@ -150,7 +150,7 @@ def batch_size_powers(base: Settings) -> Variants:
 
 @as_experiment(
     "What do the order, the kind of data set and the joining of samples cost?",
-    source="[001] 4.1: map and iterable data sets, samplers, collate functions; no figure",
+    source="[001] 4.1: map and iterable data sets, samplers, collate functions; no number given",
 )
 def sampling(base: Settings) -> Variants:
     """Compare orders, kinds of data sets, samplers and collate functions.
@@ -362,7 +362,7 @@ def outside_loaders(base: Settings) -> Variants:
 
 @as_experiment(
     "What do tf.data's parallel map and prefetch bring?",
-    source="[001] 2.1 a and 4.2: shuffle, batch, map, prefetch; no figure",
+    source="[001] 2.1 a and 4.2: shuffle, batch, map, prefetch; no number given",
 )
 def tf_data(base: Settings) -> Variants:
     """Compare the stages of [001]'s tf.data pipeline, added one at a time.
@@ -384,7 +384,7 @@ def tf_data(base: Settings) -> Variants:
 
 @as_experiment(
     "Does TFRecordDataset read faster in parallel?",
-    source="[001] 1.4: num_parallel_reads; no figure",
+    source="[001] 1.4: num_parallel_reads; no number given",
 )
 def num_parallel_reads(base: Settings) -> Variants:
     """Compare reading TFRecord shards one at a time and in parallel.

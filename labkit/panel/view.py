@@ -54,11 +54,13 @@ STYLE = """<style>
 .labkit-panel .widget-html-content { line-height: 1.45; }
 .labkit-panel h3 { margin: 0 0 4px; }
 .labkit-panel .labkit-help { color: var(--jp-ui-font-color1, #333); font-size: 90%; }
-.labkit-panel .labkit-form { display: flex; flex-flow: row wrap; align-items: stretch; }
-.labkit-panel .labkit-field { width: 254px; max-width: 100%; margin: 0 12px 2px 0; }
+.labkit-panel .labkit-form { display: grid; column-gap: 16px; align-items: start;
+  grid-template-columns: repeat(auto-fill, minmax(min(270px, 100%), 1fr)); }
+.labkit-panel .labkit-field { min-width: 0; margin: 0 0 4px; }
 .labkit-panel .labkit-field .widget-html { max-width: 100%; }
-.labkit-panel .labkit-field .labkit-help { white-space: nowrap; overflow: hidden;
-  text-overflow: ellipsis; max-width: 244px; line-height: 1.25; margin-left: 4px; }
+/* Always two lines high: what a setting means by "auto" may change. */
+.labkit-panel .labkit-field .labkit-help { display: -webkit-box; -webkit-box-orient: vertical;
+  -webkit-line-clamp: 2; overflow: hidden; height: 2.5em; line-height: 1.25; margin-left: 4px; }
 .labkit-panel .labkit-forecast, .labkit-panel .labkit-status { margin-left: 10px; }
 .labkit-variants .widget-label { margin-right: 10px; font-weight: bold; }
 .labkit-panel .labkit-variants .widget-html { margin: -4px 2px 0; }
@@ -95,11 +97,18 @@ EXPORTS: dict[str, Callable[[runs.Run], Path]] = {
     "CSV": lambda run: write_whole(run.folder / "table.csv", run.table(detail=True).to_csv()),
     "HTML report": lambda run: run.report(markdown=False)[0],
     "Markdown report": lambda run: run.report()[1],
-    "Recipe": lambda run: recipe.write(run, run.folder / "recipe.py"),
+    "PyTorch program": lambda run: recipe.write(run, run.folder / "recipe.py"),
     "Share file": lambda run: run.share(),
 }
 # Numbers of different runs never stand in one table.
 OF_SEVERAL = ("PNG", "SVG", "PDF", "HTML report")
+# Format -> what the file holds; other formats: the chart.
+FILE_CONTENTS = {
+    "CSV": "the table", "HTML report": "chart, tables and what they rest on, in one file",
+    "Markdown report": "a report for a paper or slides, and its figures",
+    "PyTorch program": "the fastest variant as a program that imports no labkit",
+    "Share file": "the run without user name, host name and paths",
+}  # fmt: skip
 
 
 def panel(
@@ -261,7 +270,10 @@ class Panel:
         show = self._button("Show", "Show the selected runs", self._on_show)
         # A button each: a choice that has just been changed may reach the kernel after the click.
         exports = [
-            self._button(form, "Save as a file", partial(self._on_export, form)) for form in EXPORTS
+            self._button(
+                form, f"Save {FILE_CONTENTS.get(form, 'the chart')}", partial(self._on_export, form)
+            )
+            for form in EXPORTS
         ]
         return [
             widgets.HTML(STYLE),
@@ -271,10 +283,11 @@ class Panel:
             self._error,
             self._form.box,
             self._result,
+            row([widgets.Label("Export"), *exports]),
+            self._exported,
             self._again,
             self._earlier.box,
-            row([show, widgets.Label("Export:"), *exports]),
-            self._exported,
+            row([show]),
         ]
 
     def _on_views(self, change: dict) -> None:

@@ -98,7 +98,7 @@ def _describe_folder(name: str, directory: Path) -> tuple[str, str]:
     value += f"{units.count_bytes(shutil.disk_usage(directory).free)} free"
     if reads_per_s is not None:
         value += f", {reads_per_s:,.0f} cold reads/s"
-    return value, f"{name} is not known to be one: {doubt}" if doubt else ""
+    return value, f"could not confirm the kind of {name}: {doubt}" if doubt else ""
 
 
 def describe_data(data: str) -> Table:

@@ -238,6 +238,9 @@ def _saving(summary: Summary, row: Row) -> str:
         shares = [1 - row.ci_high, 1 - row.ci_low]
     ends = f"[{', '.join(map(units.percent, shares))}]"
     if not row.verdict:
+        if row.ci_low <= 1 <= row.ci_high:
+            change = units.change(row.normalized_time, row.ci_low, row.ci_high)
+            return f"no clear difference: {change} ({summary.mode}: no verdict)"
         return f"{saving} {ends} ({summary.mode}: no verdict)"
     if row.verdict == "faster":
         return "; ".join(filter(None, [f"{saving} {ends}", summary.agreement(row)]))

@@ -85,18 +85,18 @@ def other_images(summary: Summary) -> list[str]:
 
 
 def same_code_twice(noise_floor: Comparison) -> str:
-    """Return how far two trials of a baseline differ: "same code twice: +0.4 % (−4 to +6 %)"."""
+    """Return how far two trials of a baseline differ: "two runs of the same code differ by …"."""
     if not noise_floor.blocks:
         return ""
     change = units.change(noise_floor.ratio, noise_floor.low, noise_floor.high)
-    return f"same code twice: {change}"
+    return f"two runs of the same code differ by {change}"
 
 
 def checks(summary: Summary) -> list[str]:
     """Return how close simulated hardware came to what it simulates, measured before the run.
 
     Returns:
-        Lines such as "simulated GPU: 99.7 % busy with a free loader (required: 99 %)";
+        Lines such as "simulated GPU: 99.7 % utilization without loading (at least 99 % required)";
         empty where nothing is simulated.
     """
     sentences, info, calibration = [], summary.info, summary.calibration
@@ -104,8 +104,8 @@ def checks(summary: Summary) -> list[str]:
         # Several beside each other have not proved it.
         one = "one " * any(settings.ranks > 1 for settings in info.variants.values())
         sentences.append(
-            f"{one}simulated GPU: {units.percent(calibration.free_loader_au)} busy with a free "
-            f"loader (required: {units.limit(MIN_FREE_LOADER_UTILIZATION)}"
+            f"{one}simulated GPU: {units.percent(calibration.free_loader_au)} utilization without "
+            f"loading (at least {units.limit(MIN_FREE_LOADER_UTILIZATION)} required"
             f"{_when(calibration.free_loader_checked_utc)})"
         )
     proved: dict[str, ProvedRates] = {**info.storages, **info.links}
@@ -190,7 +190,14 @@ def headline(summary: Summary) -> str:
     for group, compared in summary.by_group.items():
         if sentence := _headline_of(compared, with_intervals=False):
             groups.setdefault(sentence[0].lower() + sentence[1:], []).append(group)
-    return "; ".join(f"{', '.join(names)}: {sentence}" for sentence, names in groups.items())
+    rates = {f"x = {x:g}": f"{x:g} ×" for x in summary.at_speeds}
+    answers = []
+    for sentence, names in groups.items():
+        where = ", ".join(names)
+        if all(name in rates for name in names):
+            where = f"GPU at {' and '.join(rates[name] for name in names)} the loading rate"
+        answers.append(f"{where}: {sentence}")
+    return "; ".join(answers)
 
 
 def _fastest_with_this_device(summary: Summary) -> str:
@@ -227,15 +234,16 @@ def _headline_of(summary: Summary, *, with_intervals: bool = True) -> str:
             saved = units.percent(1 - faster.normalized_time)
             rest = f" ({saved} {using(faster)}: other work)"
     elif _costs(summary, slowest) and slowest.normalized_time * fastest.normalized_time > 1:
-        ratio = units.normalized(slowest.normalized_time)
-        answer = f"{ratio} times as long {using(slowest)} as {using(base)}"
+        answer = f"{slowest.normalized_time:.3g} times as long {using(slowest)} as {using(base)}"
         ends = f" {units.interval(slowest.ci_low, slowest.ci_high)}"
     else:
         lows = [row.ci_low for row in measured if row.ci_low is not None]
         highs = [row.ci_high for row in measured if row.ci_high is not None]
         answer = f"No variant is measurably faster than {base.name}"
         if len(measured) == 1:
-            answer = f"Not measurably faster {using(fastest)} than {using(base)}"
+            answer = f"No clear difference between {fastest.name} and {base.name}"
+            if lows and not lows[0] < 1 < highs[0]:
+                answer = f"Not measurably faster {using(fastest)} than {using(base)}"
             ends = f": {units.change(fastest.normalized_time, fastest.ci_low, fastest.ci_high)}"
         elif lows:
             ends = f" (95 % intervals from {units.change(min(lows))} to {units.change(max(highs))})"
@@ -280,8 +288,8 @@ def bound(summary: Summary) -> list[str]:
     if any(settings.ranks > 1 for settings in summary.info.variants.values()):
         return []  # several GPUs are faster than one
     # What the device computes in the baseline's epochs remains.
-    least = units.normalized(published.least_time(base))
-    return [f"With faster loading, the normalized time can fall to about {least} at best"]
+    most = max(0.0, 1 - published.least_time(base))
+    return [f"Faster loading can save about {units.percent(most)} of the time at most"]
 
 
 def several_gpus(summary: Summary) -> list[str]:

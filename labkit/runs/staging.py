@@ -322,5 +322,5 @@ def _describe(storage: Storage) -> dict[str, Any]:
         **asdict(medium),
         "hardware": Hardware("storage", "unconfirmed", doubt) if doubt else storage.hardware,
         "cold_reads_per_s": reads_per_s,
-        "remark": f"{storage.name} is not known to be one: {doubt}" if doubt else "",
+        "remark": f"could not confirm the kind of {storage.name}: {doubt}" if doubt else "",
     }

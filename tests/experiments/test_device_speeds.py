@@ -50,6 +50,11 @@ def test_a_run_at_several_speeds_has_a_result_for_each():
     said = r"x = 1: prefetch_generator: 0\.8\d\d \[.*\] of the time of original, .*"
     assert re.fullmatch(said, faster)
     assert same.startswith("x = 2: No variant is measurably faster than original")
+    title = (
+        r"GPU at 1 × the loading rate: 1\d\.\d % less time with prefetch_generator; "
+        "GPU at 2 × the loading rate: no variant is measurably faster than original"
+    )
+    assert re.fullmatch(title, words.headline(run.summary))
     assert run.charts[0] == "lines"
     shown = run.chart().get_label()
     assert "x = 1: prefetch_generator: 0.8" in shown and "published 0.894" in shown

@@ -61,7 +61,7 @@ def test_an_export_that_fails_leaves_the_earlier_file_whole(runs, results):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))  # Python ignores SIGXFSZ
     try:
-        for form in ("CSV", "PNG", "Markdown report", "Recipe"):
+        for form in ("CSV", "PNG", "Markdown report", "PyTorch program"):
             with pytest.raises(OSError, match="results must be a folder that can be written"):
                 export(runs[:1], form, results)
     finally:

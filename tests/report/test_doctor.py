@@ -23,7 +23,7 @@ def test_the_doctor_looks_at_the_media_of_labkit_toml_and_those_it_is_given(tmp_
     assert f": {medium.filesystem} on {medium.device}, " in topics["data"][0]
     if not medium.in_memory and hasattr(os, "posix_fadvise"):
         assert topics["data"][0].endswith(" cold reads/s")
-        assert topics["hdd"][1].startswith("hdd is not known to be one: ")
+        assert topics["hdd"][1].startswith("could not confirm the kind of hdd: ")
     assert topics["ssd"][1] == "not there; create it, mount the disk or correct labkit.toml"
 
 

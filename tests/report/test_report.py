@@ -235,6 +235,10 @@ def test_an_interval_that_reaches_1_is_no_saving(tmp_path):
     assert [(one["change"], one["saves"]) for one in changes(runs)] == [
         ("clear", True), ("almost", False),
     ]  # fmt: skip
+    here = changes(runs)[1]["here"]
+    assert re.fullmatch(
+        r"no clear difference: −\S+ % \(−\S+ to \+\S+ %\) \(quick: no verdict\)", here
+    )
 
 
 def test_the_first_table_has_a_row_for_each_run():

@@ -150,7 +150,7 @@ def test_the_notes_say_noise_proof_medium_and_what_is_odd():
     (place,) = row.outliers
     hdd, ssd, *others = words.proofs(summary)
     assert hdd == (
-        f"hdd: same code twice: {aa} · "
+        f"hdd: two runs of the same code differ by {aa} · "
         "cold, verified: epoch 1 from disk, epoch 2 from memory · throttled storage · "
         "disturbed, left out of the verdict: 0.992 (block 10), 1.008 (block 10)"
     )
@@ -214,7 +214,7 @@ def test_a_check_says_when_it_was_made_with_how_many_readers():
     checked = {"free_loader_au": 0.99512, "free_loader_checked_utc": "2026-11-21T14:03:22Z"}
     summary = make_summary(calibration=checked, storages={"hdd": facts})
     assert words.checks(summary) == [
-        "simulated GPU: 99.5 % busy with a free loader (required: 99 %; "
+        "simulated GPU: 99.5 % utilization without loading (at least 99 % required; "
         "checked 2026-11-21 14:03 UTC)",
         "hdd: 41.0 of 81.0 files/s random with 8 readers, 104.9 MB/s sequential with "
         "2 readers, no limit (tolerance: 5 %; checked 2026-11-20 09:05 UTC)",
@@ -259,7 +259,7 @@ def test_a_table_compares_a_real_gpu_with_the_loading_rate_of_the_rows_of_its_st
 
 
 def test_a_table_says_what_faster_loading_saves_at_best():
-    said = "With faster loading, the normalized time can fall to about 0.700 at best"
+    said = "Faster loading can save about 30.0 % of the time at most"
     assert said in table(with_device(2.1)).notes
 
 
@@ -294,7 +294,7 @@ def test_a_table_names_what_several_gpus_need_and_what_this_machine_loads(
     info = fake_info([*ranks], variants=ranks, tasks=tasks, calibration=speeds)
     notes = table(summarize(info, fake_trials(dict.fromkeys(ranks, 1.0)))).notes
     assert [note for note in notes if note.startswith("GPUs that")] == lines
-    assert "one simulated GPU: 99.5 % busy with a free loader (required: 99 %)" in notes
+    assert "one simulated GPU: 99.5 % utilization without loading (at least 99 % required)" in notes
 
 
 def test_the_loading_rate_stands_beside_the_baselines_device_only():

@@ -244,9 +244,7 @@ def test_other_pixels_are_found_out_in_batches_of_another_size(photos, tmp_path,
 def test_rows_of_a_scaled_decoder_say_that_the_pixels_are_others(faulty):
     labels = {row.variant: row.labels.get("images", "") for row in faulty.summary.rows}
     assert labels["good"] == ""
-    assert labels["scaled"] == (
-        "decoded to half a side or less where 64 px remain, so other pixels"
-    )
+    assert labels["scaled"] == ("decoded at a reduced size of 64 px or more, so other pixels")
 
 
 def test_what_any_decoder_refuses_is_left_out_for_every_variant_and_made_up_for(

@@ -311,7 +311,7 @@ def test_a_tmpfs_of_ones_own_is_used_and_a_disk_of_that_name_is_not_believed(lab
     write_media("labkit.toml", tmpfs="disk")
     with stage(settings_for(data, "tmpfs")) as facts:
         assert facts["hardware"].details == f"on {facts['filesystem']}, not in memory"
-        assert facts["remark"].startswith("tmpfs is not known to be one: on ")
+        assert facts["remark"].startswith("could not confirm the kind of tmpfs: on ")
     with folder_in_memory() as memory:
         write_media("labkit.toml", tmpfs=memory)
         with stage(settings_for(data, "tmpfs")) as facts:
@@ -331,7 +331,7 @@ def test_a_copy_on_a_named_disk_stays_and_is_not_made_twice(lab, photos):
         settings, said = settings_for(data, "hdd"), []
         with stage(settings, said) as facts:
             assert facts["copied_bytes"] == data_bytes(data)
-            doubt = "hdd is not known to be one: "
+            doubt = "could not confirm the kind of hdd: "
             assert facts["hardware"].how == "real" or facts["remark"].startswith(doubt)
             assert facts["cold_reads_per_s"] > 0
         copy = place(settings).storage.copy
