@@ -326,7 +326,7 @@ def open_or_refuse(file, results):
         assert not results.exists()
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_a_file_with_any_byte_changed_or_cut_off_is_refused_or_opens_equal(
     packed, opened, tmp_path_factory, data
@@ -355,7 +355,7 @@ INFO = store.to_json(
 ROWS = [trial.to_row() for trial in fake_trials({"a": 1.0, "b": 0.9})]
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(st.tuples(changed(INFO), st.just(ROWS)) | st.tuples(st.just(INFO), changed(ROWS)))
 def test_a_file_with_any_value_changed_is_refused_or_shown(tmp_path_factory, run_and_rows):
     folder = tmp_path_factory.mktemp("changed")
