@@ -3,7 +3,6 @@
 Run: python -m pytest tests/analysis/test_forecast.py
 """
 
-import json
 import math
 
 import pytest
@@ -89,17 +88,6 @@ def test_the_time_is_calibrated_else_the_last_runs_else_the_modes(tmp_path):
     assert expect(tmp_path).total_s == pytest.approx(40 * 20.1)
     document = expect(tmp_path, mode="document", blocks=1)
     assert str(document).startswith("Reads all images, however many there are.")
-
-
-def test_what_is_no_run_of_this_lab_is_no_obstacle(tmp_path):
-    noisy_run(tmp_path, s=0.01)
-    newer = noisy_run(tmp_path, s=0.05).folder
-    row = json.loads((newer / "trials.jsonl").read_text().splitlines()[0])
-    (newer / "trials.jsonl").write_text(json.dumps({**row, "schema": 99}) + "\n")
-    strange = tmp_path / "prefetching" / "strange"
-    strange.mkdir()
-    (strange / "run.json").write_text("{half")
-    assert expect(tmp_path).noise == pytest.approx(0.01)
 
 
 def test_operations_take_at_least_their_rounds_or_what_they_took_in_the_last_run(tmp_path):

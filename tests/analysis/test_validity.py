@@ -212,12 +212,6 @@ def test_verdicts_take_a_mode_for_them_a_random_order_and_six_blocks(
     assert valid_of(blocks_of(range(blocks)), mode=mode, shuffled=shuffled).judged is is_judged
 
 
-def test_blocks_that_an_earlier_version_measured_in_addition_count_like_the_others():
-    # Of 6 planned blocks, 6 to 8 once replaced disturbed ones, and 12 to 17 were a second attempt.
-    valid = valid_of(blocks_of([*range(9), *range(12, 18)]), blocks=6)
-    assert valid.blocks == {*range(9), *range(12, 18)}
-
-
 keyed = st.tuples(
     st.sampled_from([("base", "A1"), ("base", "A2"), ("v", ""), ("w", "")]),
     st.integers(0, 14),
