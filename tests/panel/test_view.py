@@ -134,9 +134,14 @@ def missing(chart):
     ]
 
 
-def test_variants_appear_in_the_chart_as_trials_finish(tmp_path, monkeypatch):
+@pytest.fixture
+def drawn_at_once(monkeypatch):
+    """A panel draws after each trial, however short."""
     monkeypatch.setattr(job, "LEAST_PAUSE_S", 0)
-    monkeypatch.setattr(job, "DRAWING_PAUSES", 0)  # after each trial, however short
+    monkeypatch.setattr(job, "DRAWING_PAUSES", 0)
+
+
+def test_variants_appear_in_the_chart_as_trials_finish(tmp_path, drawn_at_once):
     box = lab.panel("preprocessing", results=tmp_path)
     folder = tmp_path / "preprocessing" / "20260101T000000Z-aaaa"
     shutil.copytree(EXAMPLE, folder)
@@ -167,36 +172,33 @@ def test_variants_appear_in_the_chart_as_trials_finish(tmp_path, monkeypatch):
     assert [len(missing(chart)) for chart in drawn[:4]] == [3, 2, 1, 0]
 
 
-def test_what_the_user_chose_to_see_stays_while_a_run_goes_on(earlier, monkeypatch):
-    monkeypatch.setattr(job, "LEAST_PAUSE_S", 0)
-    monkeypatch.setattr(job, "DRAWING_PAUSES", 0)  # after each trial, however short
+def test_what_the_user_chose_to_see_stays_while_a_run_goes_on(earlier, drawn_at_once):
     oldest, _ = lab.list_runs(earlier)
     box = lab.panel("preprocessing", results=earlier)
     current = earlier / "preprocessing" / "20260103T000000Z-cccc"
     drawn = []
-
-    def choose(folder):
-        listed(box).value = (folder,)
-        press(box, "Show")
 
     def run(cancel, progress):
         shutil.copytree(EXAMPLE, current)
         info = lab.find_run(current).info
         write_info(current, replace(info, status="running"))
         progress.begin(current)
-        progress.start(total=5, done=0)
-        for folder in (None, oldest, current, oldest):
+        progress.start(total=3, done=0)
+        for folder in (None, oldest, current):
             if folder is not None:
-                choose(folder)
+                listed(box).value = (folder,)
+                press(box, "Show")
             progress.advance()
             drawn.append(box.run.folder)
+        listed(box).value = (oldest,)
+        press(box, "Show")
         write_info(current, info)
         return lab.find_run(current)
 
     job.start("preprocessing", run)
     finish()
     assert shown(box, "error") == ""
-    assert drawn == [current, oldest, current, oldest]
+    assert drawn == [current, oldest, current]
     assert said(box, "status").startswith("finished")
     assert box.run.folder == oldest
 
@@ -291,20 +293,15 @@ def test_several_runs_stand_side_by_side_and_are_exported_as_one_figure(earlier)
     assert f"saved {earlier / 'reports'}" in said(box, "exported")
 
 
-def test_a_colleagues_run_stands_in_the_list_with_its_machine(earlier, tmp_path):
+def test_a_colleagues_run_and_a_roofline_stand_in_the_list_of_their_experiment(earlier, tmp_path):
     lab.open_shared(lab.find_run(EXAMPLE).share(tmp_path / "run.labkit.zip"), earlier)
-    box = lab.panel("preprocessing", results=earlier)
-    lines = cells(box)
-    assert len(lines) == 3
-    assert sum("machine" in line[-1] for line in lines) == 1
-
-
-def test_a_roofline_stands_among_the_runs_of_its_experiment(earlier):
     save_run(earlier, fake_roofline())
     box = lab.panel("preprocessing", roofline=True, results=earlier)
-    lines = cells(box)
-    assert ["roofline" in line[-1] for line in lines].count(True) == 1
-    assert len(lines) == 3
+    notes = [line[-1] for line in cells(box)]
+    assert len(notes) == 4
+    assert (
+        sum("machine" in note for note in notes) == sum("roofline" in note for note in notes) == 1
+    )
     assert f"labkit roofline preprocessing --mode quick --results {earlier}" in said(box, "again")
 
 
@@ -326,8 +323,9 @@ def test_a_killed_run_is_called_stopped_and_a_broken_one_hides_no_other(earlier)
     assert [value for _, value in listed(box).options] == [oldest]
 
 
-def test_without_a_name_the_catalog_can_be_chosen_from(earlier):
-    box = lab.panel(results=earlier, preprocessor="vectorized")
+@pytest.mark.parametrize("roofline", [False, True])
+def test_without_a_name_the_catalog_can_be_chosen_from(earlier, roofline):
+    box = lab.panel(results=earlier, roofline=roofline, preprocessor="vectorized")
     names = labelled(box, "experiment")
     assert names.options == tuple(lab.CATALOG)
     watching = len(job._watchers)
@@ -336,18 +334,14 @@ def test_without_a_name_the_catalog_can_be_chosen_from(earlier):
     assert words(problem.value).startswith("preprocessor must be left out for storage")
     assert box.children[2] is shown_now
     names.value = "combined"
-    names.value = "workers"
+    names.value = "stalls"
     assert problem.value == ""
-    assert lab.experiment("workers").question in words(box.children[2].children[1].value)
+    assert "labkit run stalls" in said(box.children[2], "again")  # which has no roofline
+    assert lab.experiment("stalls").question in words(box.children[2].children[1].value)
     assert len(job._watchers) == watching  # the panel that went hears nothing more
-
-
-def test_rooflines_can_be_chosen_from_the_list_where_there_are_any(tmp_path):
-    box = lab.panel(roofline=True, results=tmp_path)
-    for name, roofline in (("preprocessing", True), ("stalls", False), ("storage", True)):
-        labelled(box, "experiment").value = name
-        asked = said(box.children[2], "again")
-        assert f"labkit {'roofline' if roofline else 'run'} {name}" in asked
+    names.value = "workers"
+    command = "roofline" if roofline else "run"
+    assert f"labkit {command} workers" in said(box.children[2], "again")
 
 
 def test_hostile_text_stays_text(tmp_path):
