@@ -207,5 +207,5 @@ def test_where_nobody_names_data_photographs_are_made(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     made = partial(make_photos, images=8, progress=False)
     monkeypatch.setattr(check_run, "make_photos", made)
-    assert main(["run", "preprocessing", "--blocks", "1", *SMALL]) == 0
+    assert main(["run", "preprocessing", "--variant", "original", "--blocks", "1", *SMALL]) == 0
     assert len(list((tmp_path / "data" / "photos").rglob("*.jpg"))) == 8

@@ -553,7 +553,6 @@ def long_names(values):
 NO_ROOM = dict.fromkeys(LOGS, "no room")
 NO_ROWS = replace(fake_machine_run(skipped={"dali": REASON}), trials=())
 AWKWARD = {
-    "one variant": lambda: charts.dots(make_summary({"only": 1.0})),
     "nothing measured": lambda: charts.dots(make_summary({}, skipped={"a": REASON, "b": ""})),
     "sixteen long names": lambda: charts.dots(
         make_summary({f"{LONG} {i}": 1 + 0.1 * i for i in range(16)}, question=f"{LONG}? " * 3)
@@ -568,10 +567,6 @@ AWKWARD = {
     "judged": lambda: charts.dots(judged_summary(published={"hdd": 1.0, "ssd": 0.86})),
     "dollars": lambda: charts.dots(make_summary({"$HOME": 1.0, "$a_b$ \\frac": 0.9})),
     "published far away": lambda: charts.dots(make_summary(published={"data_prefetcher": 7.5})),
-    "five epochs": lambda: charts.epochs(media_summary(with_epochs(lambda s: (*s, *s[1:] * 3)))),
-    "epochs, minutes": lambda: charts.epochs(
-        media_summary(with_epochs(lambda s: tuple(120 * x for x in s)))
-    ),
     "epochs, long names": lambda: charts.epochs(
         media_summary(long_names(MEDIA), skipped={"nvme": REASON * 4})
     ),
@@ -583,12 +578,10 @@ AWKWARD = {
         [fake_machine_run(long_names(TIMES), name=LONG), their_run()]
     ),
     "runs, nothing": lambda: lab.compare([NO_ROWS, their_run(), NO_ROWS]),
-    "runs, nothing known": lambda: lab.compare([fake_machine_run(provenance={})] * 2),
     "curve": lambda: curve("logs", all_of("logs")),
     "curve, much noise": lambda: curve(
         "metric_reports", all_of("metric_reports"), noise=0.4, blocks=2
     ),
-    "curve, slow": lambda: curve("checkpoints", all_of("checkpoints", 1_234)),
     "curve, nothing": lambda: curve("logs", {}, skipped=NO_ROOM, blocks=0),
     "operations": lambda: charts.dots(fake_grouped_run().summary),
     "memory": lambda: charts.lines(varied_in_groups(DISKS, question=f"{LONG}? " * 3)),
@@ -598,10 +591,8 @@ AWKWARD = {
     "roofline": lambda: roofline(published={"simplified": 0.661}),
     "roofline, all alike": lambda: roofline(dict.fromkeys("abcdefgh", 210.0), speeds=(1, 2)),
     "roofline, long names": lambda: roofline(long_names(LOADING), noise=0.2, device=20_000.0),
-    "roofline, slow": lambda: roofline(speeds=(0.1,)),
     "roofline, nothing": lambda: roofline(blocks=0),
     "timeline, nothing": lambda: charts.timeline(NOTHING, f"{LONG} {LONG}"),
-    "timeline, simulated": lambda: charts.timeline(SIMULATED),
     "timeline, many": lambda: charts.timeline(MANY, CHINESE * 3),
 }
 
