@@ -58,10 +58,7 @@ def test_a_machine_is_disturbed_for_three_reasons_and_no_other(log, reason):
     ],
 )
 def test_other_programs_may_take_a_tenth_of_the_machines_cores(machine, others, is_disturbed):
-    log = {"other_cores": others}
-    if "cpu_count" not in machine:
-        assert bool(why_disturbed(log, machine.get("cores"))) is is_disturbed
-    trials = [fake_logged(trial, **log) for trial in blocks_of(range(3))]
+    trials = [fake_logged(trial, other_cores=others) for trial in blocks_of(range(3))]
     assert bool(valid_of(trials, provenance=machine).disturbed) is is_disturbed
 
 

@@ -99,13 +99,13 @@ def test_what_is_changed_and_only_that_is_asked_for(form):
 
 
 def fill(form, values):
-    """Fill in values by the labels of their controls, and a setting that has none."""
     for name, value in values.items():
-        if name in {getattr(w, "description", "") for w in below(form.box)}:
-            labelled(form.box, name).value = value
-        else:
-            labelled(form.box, "another setting").value = name
-            labelled(form.box, "=").value = value
+        labelled(form.box, name).value = value
+
+
+def another(setting, value):
+    """A setting whose values are not among the ticks."""
+    return {"another setting": setting, "=": value}
 
 
 SECOND = "GPUs twice as fast as the loader: 2 GPUs"
@@ -119,17 +119,18 @@ FIRST = "GPUs a third as fast as the loader: 1 GPU"
         ("workers", [{"num_workers": "77"}],
          {"num_workers=77": (None, {"num_workers": 77})}),
         # Several values make one variant; a setting that did not vary may be one of them.
-        ("workers", [{"num_workers": "0", "decoder": "pillow"}, {"decoder": "pillow"}],
+        ("workers", [{"num_workers": "0", **another("decoder", "pillow")},
+                     another("decoder", "pillow")],
          {"num_workers=0,decoder=pillow": (None, {"num_workers": 0, "decoder": "pillow"}),
           "decoder=pillow": (None, {"decoder": "pillow"})}),
         # A variant may be like any other, one of the user's own, too.
-        ("preprocessing", [{"like": "simplified", "num_workers": "7"},
-                           {"like": "simplified, num_workers=7", "decoder": "pillow"}],
+        ("preprocessing", [{"like": "simplified", **another("num_workers", "7")},
+                           {"like": "simplified, num_workers=7", **another("decoder", "pillow")}],
          {"simplified, num_workers=7": ("simplified", {"num_workers": 7}),
           "simplified, num_workers=7,decoder=pillow":
               ("simplified", {"num_workers": 7, "decoder": "pillow"})}),
         # In groups it is added to the group of the one that it is like; what is there is not.
-        ("ranks", [{"num_workers": "16"}, {"like": SECOND, "ranks": "1"},
+        ("ranks", [another("num_workers", "16"), {"like": SECOND, "ranks": "1"},
                    {"like": SECOND, "ranks": "8"}],
          {f"{FIRST}, num_workers=16": (FIRST, {"num_workers": 16}),
           f"{SECOND}, ranks=8": (SECOND, {"ranks": 8})}),
@@ -170,6 +171,7 @@ def test_a_value_that_is_there_is_ticked_and_an_added_one_may_be_the_baseline():
     assert form.request() == Request(experiment="workers")
     fill(form, {"num_workers": "77"})
     form.add()
+    form.refresh()
     assert (labelled(form.box, "num_workers").value, ticks(form)[-1]) == ("", "77")
     labelled(form.box, "baseline").value = "num_workers=77"
     assert form.request().build().baseline == "num_workers=77"
