@@ -1,7 +1,4 @@
-"""A label of a cache state is believed as far as what was measured of the files.
-
-Run: python -m pytest tests/analysis/test_cache_state.py
-"""
+"""A label of a cache state is believed as far as what was measured of the files."""
 
 from dataclasses import replace
 

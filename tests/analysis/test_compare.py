@@ -1,7 +1,4 @@
-"""Ratios of variants block by block, their verdicts, and the noise floor that limits these.
-
-Run: python -m pytest tests/analysis/test_compare.py
-"""
+"""Ratios of variants block by block, their verdicts, and the noise floor that limits these."""
 
 import math
 

@@ -1,7 +1,4 @@
-"""What a run will take and see, from what an earlier one on this machine showed.
-
-Run: python -m pytest tests/analysis/test_forecast.py
-"""
+"""What a run will take and see, from what an earlier one on this machine showed."""
 
 import math
 

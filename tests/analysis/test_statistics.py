@@ -1,7 +1,6 @@
 """Formulas against scipy.stats, the textbook's form of Holm and small seeded simulations.
 
 They use `scipy.special` directly, so `scipy.stats.ttest_1samp` is an independent reference.
-Run: python -m pytest tests/analysis/test_statistics.py
 """
 
 import math

@@ -1,7 +1,4 @@
-"""Rows, notes and verdicts of whole runs, against sums done by hand and scipy.stats.
-
-Run: python -m pytest tests/analysis/test_summary.py
-"""
+"""Rows, notes and verdicts of whole runs, against sums done by hand and scipy.stats."""
 
 import dataclasses
 import math

@@ -1,7 +1,4 @@
-"""What counts is decided by the cache's proof, the machine's log and the plan: never by a time.
-
-Run: python -m pytest tests/analysis/test_validity.py
-"""
+"""What counts is decided by the cache's proof, the machine's log and the plan: never by a time."""
 
 from dataclasses import replace
 

@@ -1,7 +1,4 @@
-"""One rule says which variant of a run won, whoever asks.
-
-Run: python -m pytest tests/analysis/test_winner.py
-"""
+"""One rule says which variant of a run won, whoever asks."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,8 +1,6 @@
 """A recipe delivers the batches of its variant, runs as a program, and cannot be made to do else.
 
 Recipes run in processes of their own, in which no labkit can be imported.
-
-Run: python -m pytest tests/report/test_recipe.py
 """
 
 import ast

@@ -194,6 +194,13 @@ def test_several_runs_begin_with_what_they_come_to(tmp_path):
     assert (tmp_path / "out/figures/overview.svg").stat().st_size
 
 
+def test_a_cancelled_run_says_so_before_anything_else(tmp_path):
+    (path,) = make_run(tmp_path, status="cancelled", blocks=9).report(markdown=False)
+    shown = words_of(path.read_text(encoding="utf-8"))
+    warning = "This run was cancelled. Only completed trials count."
+    assert shown.index(warning) < shown.index("Proof and notes")
+
+
 def test_without_verdicts_the_answer_begins_with_what_saves():
     quick = [
         fake_machine_run(TIMES, published={"data_prefetcher": 0.891}),
@@ -240,12 +247,10 @@ def test_the_first_table_has_a_row_for_each_run():
 
 def test_both_forms_have_the_same_parts_in_the_same_order(tmp_path):
     published = {"data_prefetcher": 0.891}
-    run = make_run(tmp_path, published=published, status="cancelled", blocks=9, **CHECKED)
+    run = make_run(tmp_path, published=published, **CHECKED)
     paths = run.report()
     html, markdown = read(paths, "report.html"), read(paths, "report.md")
     assert markdown.replace("\\", "").startswith("# labkit report\n\n**data_prefetcher: 0.")
-    cancelled = words_of(html).index("This run was cancelled. Only completed trials count.")
-    assert cancelled < words_of(html).index("Proof and notes")
     for shown in (words_of(html), markdown):
         places = [shown.index(part) for part in (run.summary.question, *ORDER)]
         assert places == sorted(places)
