@@ -203,9 +203,10 @@ def test_calibrating_prints_the_rate_and_where_it_is_kept(photos, tmp_path, caps
     assert len(json.loads((tmp_path / "calibration.json").read_text())) == 2
 
 
-def test_where_nobody_names_data_photographs_are_made(tmp_path, monkeypatch):
+def test_where_nobody_names_data_photographs_are_made(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     made = partial(make_photos, images=8, progress=False)
     monkeypatch.setattr(check_run, "make_photos", made)
-    assert main(["run", "preprocessing", "--variant", "original", "--blocks", "1", *SMALL]) == 0
+    assert main(["run", "preprocessing", *ALL_IMAGES, "--images", "99"]) == 1  # more than there are
+    assert "at most the number of" in capsys.readouterr().err
     assert len(list((tmp_path / "data" / "photos").rglob("*.jpg"))) == 8
