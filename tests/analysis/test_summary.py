@@ -251,6 +251,38 @@ def test_an_outlier_is_marked_and_counts():
     assert two_variants(blocks).rows[1].outliers == ()
 
 
+# --- notes ----------------------------------------------------------------------------------
+
+PAIR = fake_trials({"base": 1.0, "other": 0.5}, blocks=8, noise=0.005)
+KILLED = fake_trial("other", 0, status="failed", reason="killed")
+UNREADABLE = [f"{number}.jpg" for number in range(6)]
+
+
+@pytest.mark.parametrize(
+    ("trials", "info", "set_aside", "notes"),
+    [
+        (PAIR, {}, 0, []),
+        (PAIR, {"mode": "quick", "notes": ["own"]}, 0, ["own", "no verdicts in quick mode"]),
+        (PAIR, {"protocol": AS_PUBLISHED, "shuffled": False}, 0,
+         ["as in the document: variants in its order, only the first of a block starts cold; no "
+          "verdicts, as the order may explain a difference"]),
+        ([t for t in PAIR if t.block < 5], {}, 0, ["no verdicts: 5 complete blocks, 6 needed"]),
+        (PAIR, {"blocks": 9}, 0, ["8 of 9 blocks count"]),
+        ([fake_logged(t, steal_share=None, swapped_in_pages=None) for t in PAIR], {}, 0,
+         ["not monitored on this machine: CPU time stolen by other machines, swapping"]),
+        (PAIR, {}, 2, ["2 incomplete lines of trials.jsonl skipped, after a killed process or a "
+                       "full disk; resume the run to measure the trial again"]),
+        ([dataclasses.replace(t, unreadable_images=6) for t in PAIR], {"unreadable": UNREADABLE}, 0,
+         ["6 unreadable images left out for all variants",
+          f"{'; '.join(UNREADABLE[:5])}; run.json lists all"]),
+        ([*PAIR, KILLED, KILLED], {}, 0, ["other: failed 2×, last: killed"]),
+    ],
+)  # fmt: skip
+def test_notes_say_what_is_missing_or_was_left_out(trials, info, set_aside, notes):
+    info = fake_info(["base", "other"], **{"mode": "full", **info})
+    assert [*summarize(info, trials, set_aside=set_aside).notes] == notes
+
+
 # --- what is left out -----------------------------------------------------------------------
 
 COLD = {**LABELS, "cache": "cold"}
