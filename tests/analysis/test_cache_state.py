@@ -70,6 +70,7 @@ def test_a_resident_batch_was_read_beforehand_so_cold_files_stay_where_they_are(
     [
         ([0.5, 0.5], 100 * MB, ""),
         ([0.46, 0.54], 80 * MB, ""),
+        ([0.5, 0.549], 80 * MB, ""),
         ([0.5, 0.44], 100 * MB, "44.0 % of the data was in memory before epoch 2"),
         ([0.56, 0.5], 100 * MB, "56.0 % of the data was in memory before epoch 1"),
         ([0.5, 0.5], 79 * MB, "only 79.0 % of what memory lacked came from disk"),

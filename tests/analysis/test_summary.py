@@ -1,7 +1,7 @@
 """Rows, notes and verdicts of whole runs, against sums done by hand and scipy.stats."""
 
-import dataclasses
 import math
+from dataclasses import replace
 
 import pytest
 from fake_runs import fake_groups, fake_roofline
@@ -98,10 +98,10 @@ def test_rates_and_shares_are_sums_over_all_epochs():
 def with_epochs(trials, *, workers, **changes):
     """The same trials with so many workers and other facts of their epochs."""
     return [
-        dataclasses.replace(
+        replace(
             trial,
             settings={"num_workers": workers},
-            epochs=tuple(dataclasses.replace(epoch, **changes) for epoch in trial.epochs),
+            epochs=tuple(replace(epoch, **changes) for epoch in trial.epochs),
         )
         for trial in trials
     ]
@@ -255,6 +255,7 @@ def test_an_outlier_is_marked_and_counts():
 
 PAIR = fake_trials({"base": 1.0, "other": 0.5}, blocks=8, noise=0.005)
 KILLED = fake_trial("other", 0, status="failed", reason="killed")
+WATCHED = ("steal_share", "other_cores", "other_gpu_share", "swapped_in_pages")
 UNREADABLE = [f"{number}.jpg" for number in range(6)]
 
 
@@ -268,14 +269,17 @@ UNREADABLE = [f"{number}.jpg" for number in range(6)]
           "verdicts, as the order may explain a difference"]),
         ([t for t in PAIR if t.block < 5], {}, 0, ["no verdicts: 5 complete blocks, 6 needed"]),
         (PAIR, {"blocks": 9}, 0, ["8 of 9 blocks count"]),
-        ([fake_logged(t, steal_share=None, swapped_in_pages=None) for t in PAIR], {}, 0,
-         ["not monitored on this machine: CPU time stolen by other machines, swapping"]),
+        ([fake_logged(t, **dict.fromkeys(WATCHED)) for t in PAIR], {}, 0,
+         ["not monitored on this machine: CPU time stolen by other machines, other programs, other "
+          "programs on the GPU, swapping"]),
         (PAIR, {}, 2, ["2 incomplete lines of trials.jsonl skipped, after a killed process or a "
                        "full disk; resume the run to measure the trial again"]),
-        ([dataclasses.replace(t, unreadable_images=6) for t in PAIR], {"unreadable": UNREADABLE}, 0,
+        ([replace(t, unreadable_images=6) for t in PAIR], {"unreadable": UNREADABLE}, 0,
          ["6 unreadable images left out for all variants",
           f"{'; '.join(UNREADABLE[:5])}; run.json lists all"]),
-        ([*PAIR, KILLED, KILLED], {}, 0, ["other: failed 2×, last: killed"]),
+        (PAIR, {"unreadable": UNREADABLE[:5]}, 0, ["; ".join(UNREADABLE[:5])]),
+        ([KILLED, *PAIR, replace(KILLED, reason="out of memory")], {}, 0,
+         ["other: failed 2×, last: out of memory"]),
     ],
 )  # fmt: skip
 def test_notes_say_what_is_missing_or_was_left_out(trials, info, set_aside, notes):
@@ -293,7 +297,7 @@ def cold_trials(blocks=8, not_cold=(), disturbed=()):
     trials = []
     for trial in fake_trials({"base": 1.0, "other": 0.5}, blocks=blocks, labels=COLD):
         if (trial.variant, trial.block) in not_cold:
-            trial = dataclasses.replace(trial, cache_proof={"resident_share_before": 0.5})
+            trial = replace(trial, cache_proof={"resident_share_before": 0.5})
         is_disturbed = (trial.variant, trial.block, trial.role) in disturbed
         trials.append(fake_logged(trial, other_cores=1.0) if is_disturbed else trial)
     return trials
@@ -413,10 +417,10 @@ def test_a_row_has_the_speed_of_the_device_that_was_reached_beside_the_one_in_it
     trials, info = run.trials, run.info
     if measures_loading_alone:
         facts = {
-            label: dataclasses.replace(info.facts_of(label), trains_nothing="alone" in label)
+            label: replace(info.facts_of(label), trains_nothing="alone" in label)
             for label in info.variants
         }
-        info = dataclasses.replace(info, facts=facts)
+        info = replace(info, facts=facts)
     else:
         trials = [trial for trial in trials if trial.group != "loading alone"]
     summary = summarize(info, trials)
@@ -439,10 +443,9 @@ def of_two(**fields):
         known = dict(zip(fields, values))
         waits_s = known.pop("waits_s", (None, None))
         epochs = [
-            dataclasses.replace(epoch, waits_s=waits)
-            for epoch, waits in zip(runs[place].epochs, waits_s)
+            replace(epoch, waits_s=waits) for epoch, waits in zip(runs[place].epochs, waits_s)
         ]
-        runs[place] = dataclasses.replace(runs[place], epochs=tuple(epochs), **known)
+        runs[place] = replace(runs[place], epochs=tuple(epochs), **known)
     (row,) = summarize(fake_info(["base"]), runs).rows
     return row
 
@@ -461,6 +464,7 @@ SHORT, LONG = [0.001] * 99, [0.003] * 98
         # 1.5 CPU-seconds per second; 2 trials of 2 epochs of 160 images.
         ({"cpu_s": (3.0, 6.0)}, {"cpu_s_per_1000_images": pytest.approx(9 / 640 * 1000)}),
         ({"cpu_s": (3.0, None)}, {"cpu_s_per_1000_images": None}),
+        ({"gpu_util_mean": (0.2, 0.4)}, {"gpu_util": pytest.approx(0.3)}),
         # Memory is the most that any trial held.
         ({"peak_pss_bytes": (5, 7), "peak_shm_bytes": (None, 0)},
          {"peak_pss_bytes": 7, "peak_shm_bytes": 0, "gpu_allocated_bytes": None}),

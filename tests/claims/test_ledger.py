@@ -240,8 +240,8 @@ def test_variants_are_compared_within_blocks_with_a_plain_95_percent_interval(tm
 )  # fmt: skip
 def test_a_result_names_the_side_that_expects_it(tmp_path, times, how, against, begins, ends):
     in_depth(tmp_path, {"original": 1.0, **times}, **how)
-    said = contrast(tmp_path, 19, f"{THREAD}{against}")["answer"]
-    assert said.startswith(begins) and said.endswith(ends)
+    answer = contrast(tmp_path, 19, f"{THREAD}{against}")["answer"]
+    assert answer.startswith(begins) and answer.endswith(ends)
     assert record(tmp_path, 19)["simulated"] == ("simulated GPU" if "labels" in how else "")
 
 
