@@ -55,8 +55,8 @@ def test_what_can_be_seen_follows_from_the_pooled_noise_and_holms_strictest_leve
     noisy_run(tmp_path)
     expected, seen = expect(tmp_path), detectable_share(0.02, 10, 0.05 / 2)
     assert (expected.mde, expected.trials) == (pytest.approx(seen), 10 * (3 + 1))
-    said = f"About 1 min 24 s. Detects differences of {math.ceil(100 * seen)} % or more."
-    assert str(expected) == said
+    sentence = f"About 1 min 24 s. Detects differences of {math.ceil(100 * seen)} % or more."
+    assert str(expected) == sentence
 
 
 def test_without_an_earlier_run_here_nothing_is_guessed(tmp_path):

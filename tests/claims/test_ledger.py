@@ -312,14 +312,14 @@ def test_phases_show_the_bottleneck_only_where_the_loop_waits_for_the_device(tmp
 def test_waiting_for_data_lowers_gpu_util_or_does_not_and_none_is_made_up(tmp_path, loading, word):
     if loading:
         make_bottlenecks(tmp_path, utils={"loading": loading, "computing": 0.98})
-        said = f"{word}: GPU-util {100 * loading:.1f} % loading, 98.0 % computing"
+        answer = f"{word}: GPU-util {100 * loading:.1f} % loading, 98.0 % computing"
     else:
         make_bottlenecks(tmp_path, labels=LABELS)
-        said = (
+        answer = (
             "not testable here: GPU-util is NVML's, of an NVIDIA GPU; the device computed for "
             "70.0 % loading, 70.0 % computing of the time (simulated GPU, 460 images/s)"
         )
-    assert answer_to(tmp_path, 3) == said
+    assert answer_to(tmp_path, 3) == answer
 
 
 def test_of_workers_that_load_equally_fast_the_cheapest_is_taken(tmp_path):
