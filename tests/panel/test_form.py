@@ -150,6 +150,15 @@ def test_values_that_are_filled_in_make_variants_like_the_baseline_or_another(
     assert form.refresh() == Request(experiment=experiment)
 
 
+@pytest.mark.parametrize(
+    ("setting", "offered"), [("decoder", {"pillow", "simplejpeg"}), ("pin_memory", {"yes", "no"})]
+)
+def test_the_values_of_another_setting_are_offered(setting, offered):
+    form = Form(Request(experiment="workers"))
+    labelled(form.box, "another setting").value = setting
+    assert offered <= {*labelled(form.box, "=").options}
+
+
 def test_a_value_that_is_there_is_ticked_and_an_added_one_may_be_the_baseline():
     form = Form(Request(experiment="workers"))
     form.refresh()

@@ -23,6 +23,7 @@ def test_a_run_as_in_the_document_never_hides_the_corrected_one(tmp_path):
     published = corrected.folder.with_name("99990101T000000Z-ffff")
     shutil.copytree(corrected.folder, published)
     write_info(published, replace(corrected.info, protocol=AS_PUBLISHED, shuffled=False))
+    assert lab.newest_run("storage", tmp_path) is None
     assert lab.newest_run("prefetching", tmp_path).folder == corrected.folder
     assert lab.find_run("prefetching", tmp_path).folder == corrected.folder
     assert lab.find_run("99990101", tmp_path).folder == published
