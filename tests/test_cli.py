@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from functools import partial
@@ -132,10 +133,13 @@ def test_every_other_command_shows_or_writes_the_run(finished, tmp_path, capsys)
     assert str(opened) in capsys.readouterr().out
 
 
-def test_all_experiments_go_on_where_an_earlier_call_stopped(finished, photos, monkeypatch, capsys):
+def test_all_experiments_go_on_where_an_earlier_call_stopped(
+    finished, photos, tmp_path, monkeypatch, capsys
+):
+    results = shutil.copytree(finished, tmp_path / "results")
     names = ("preprocessing", "opencv_vs_pil", "workers")
     monkeypatch.setattr(lab, "CATALOG", {name: lab.CATALOG[name] for name in names})
-    how = ["--data", str(photos), "--results", str(finished), *BLOCKS, *SMALL]
+    how = ["--data", str(photos), "--results", str(results), *BLOCKS, *SMALL]
     assert main(["run", "--all", *how]) == 0
     said = capsys.readouterr()
     # It chooses the workers itself; one of the others is complete.
@@ -143,13 +147,13 @@ def test_all_experiments_go_on_where_an_earlier_call_stopped(finished, photos, m
     assert re.search(r"^quick mode: 1 experiment, at least .*; 1 finished before$", said.out, re.M)
     assert len(re.findall(r"100%.*trial \d+/\d+", said.err)) >= 1
     assert re.search(r"^ 1  A profiler's call graph", said.out, re.MULTILINE)
-    assert {run.parent.name for run in lab.list_runs(finished)} == {
+    assert {run.parent.name for run in lab.list_runs(results)} == {
         "preprocessing",
         "opencv_vs_pil",
     }
     assert main(["run", "--all", *how]) == 0
     assert "quick mode: 0 experiments, about" in capsys.readouterr().out
-    assert len(lab.list_runs(finished)) == 2
+    assert len(lab.list_runs(results)) == 2
 
 
 def test_an_experiment_of_which_nothing_can_run_here_is_skipped(
