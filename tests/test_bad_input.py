@@ -629,6 +629,8 @@ ROWS: dict[Callable, dict[str, tuple[Callable, str]]] = {
         "too few blocks": (given(mode="full", blocks=5),
             "blocks must be at least 6 in mode full, got 5"),
         "no block": (given(blocks=0), "blocks must be at least 1 in mode quick, got 0"),
+        "two blocks of a document": (given(mode="document", blocks=2),
+            "blocks must be 1 in mode document, got 2"),
         "no variants": (given(changes={"variants": {}}), "variants must be at least one, got"),
         "no such baseline": (given(changes={"baseline": "b"}), "baseline must be one of a, got"),
         "name that climbs out": (given(changes={"name": "../../odd"}),
@@ -637,6 +639,9 @@ ROWS: dict[Callable, dict[str, tuple[Callable, str]]] = {
             "name must be none of shared, reports, got 'shared'; those folders of"),
     },
     resume: {
+        "unknown setting": (
+            changed(lambda info: {"variants": {"a": {**info["variants"]["a"], "turbo": 5}}}),
+            "settings must be known to this version of labkit, got turbo=5; the run was made with"),
         "no run.json": (lambda place: (place.run / "run.json").unlink(),
             "run must be a run folder with run.json, got <run>; `labkit list` shows the runs"),
         "half a row": (rows_end(lambda last: last[: len(last) // 2]), WORKS),
@@ -749,6 +754,8 @@ ROWS: dict[Callable, dict[str, tuple[Callable, str]]] = {
         "no zip": (raw(b"no zip"), f"{NO_ZIP} File is not a zip file"),
     },
     command: {
+        "name of a run to resume": (words("run", "prefetching", "--resume", "x"),
+            "argument --resume: not allowed with argument NAME"),
         "an unknown experiment": (
             words("run", "prefetch", "--results", here("results")),
             NO_EXPERIMENT),
