@@ -639,9 +639,6 @@ ROWS: dict[Callable, dict[str, tuple[Callable, str]]] = {
             "name must be none of shared, reports, got 'shared'; those folders of"),
     },
     resume: {
-        "unknown setting": (
-            changed(lambda info: {"variants": {"a": {**info["variants"]["a"], "turbo": 5}}}),
-            "settings must be known to this version of labkit, got turbo=5; the run was made with"),
         "no run.json": (lambda place: (place.run / "run.json").unlink(),
             "run must be a run folder with run.json, got <run>; `labkit list` shows the runs"),
         "half a row": (rows_end(lambda last: last[: len(last) // 2]), WORKS),
