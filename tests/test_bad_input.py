@@ -8,7 +8,6 @@ folder), <id> (its name) and <tmp> stand for paths.
 from __future__ import annotations
 
 import contextlib
-import html
 import json
 import os
 import re
@@ -18,7 +17,6 @@ import stat
 import subprocess
 import sys
 import tempfile
-import threading
 import zipfile
 from collections.abc import Callable
 from functools import cache
@@ -28,29 +26,24 @@ from types import SimpleNamespace
 import json_changes
 import psutil
 import pytest
-import torch
 from fakes import fake_json, fake_trials
 from filelock import FileLock
 from hypothesis import given as drawn
 from hypothesis import strategies as st
 from jpegs import encode, exif, photo, with_segment
-from places import memory_mounted
 from small import SMALL, completed
-from widgets import below
 
 import labkit as lab
 from data_scripts import pack_dataset
 from labkit import cli
 from labkit.experiments.request import Request
 from labkit.machine import shared_memory
-from labkit.panel import job
-from labkit.parts.packing.boxes import synthesize_boxes
-from labkit.parts.packing.folder import open_folder, write_folder
+from labkit.parts.packing.folder import open_folder
 from labkit.parts.storage.folder import copy_in
 from labkit.records import SCHEMA
 from labkit.runs import calibrated_device
 from labkit.runs.check_images import find_bad_images
-from labkit.runs.store import hold, list_runs, load_run, split_local, to_json
+from labkit.runs.store import list_runs, load_run, split_local, to_json
 from labkit.settings import AS_PUBLISHED
 from tests.processes import PATIENCE_S, until
 
@@ -136,26 +129,6 @@ def open_(place, *, file=None, **changes):
     assert shared.folder.parents[1] == place.results / "shared"
     assert "<script" not in shared.table()._repr_html_()
     return WORKS
-
-
-def panel(place, *, experiment=None, controls=None, press="", results=None, **settings):
-    """Show a panel, change its controls, and press a button; return the error that it shows."""
-    experiment = experiment or lab.Experiment(
-        "odd", question="?", variants={"a": own(place.data)}, baseline="a"
-    )
-    box = lab.panel(experiment, results=results or place.results, **settings)
-    by_name = {getattr(widget, "description", ""): widget for widget in below(box)}
-    for name, value in (controls or {}).items():
-        by_name[name].value = value
-    if press:
-        by_name[press].click()
-        assert job.current().wait(PATIENCE_S)
-        for thread in threading.enumerate():  # the last drawing is the run's thread's
-            if thread.name.startswith("labkit "):
-                thread.join(PATIENCE_S)
-    (shown,) = (w.value for w in below(box) if "labkit-error" in w._dom_classes)
-    (line,) = re.findall("<strong>(.*?)</strong>", shown) or [WORKS]
-    return html.unescape(line)
 
 
 def command(place, *, words):
@@ -335,31 +308,6 @@ def annotated(text):
     return make
 
 
-def whole(place):
-    """The photographs in a folder with a manifest."""
-    samples = [
-        (path.name, path.read_bytes(), synthesize_boxes(path.name, 53, 37))
-        for path in sorted(place.data.iterdir())
-    ]
-    shutil.rmtree(place.data)
-    write_folder(samples, place.data, images=IMAGES, about={})
-
-
-def swapped(place):
-    """A folder with a manifest, of which an image is another one now."""
-    whole(place)
-    shutil.copy(place.data / "images" / "1.jpg", place.data / "images" / "0.jpg")
-
-
-def climbing(place):
-    """Annotations that name a file outside the data."""
-    whole(place)
-    listed = place.data / "annotations.json"
-    listed.write_text(listed.read_text().replace("0.jpg", "../../evil.jpg"))
-    (place.tmp / "evil.jpg").write_bytes(JPEG)
-    return {"storage": "tmpfs"}
-
-
 def changed(change):
     """A run whose run.json says something else."""
 
@@ -367,19 +315,6 @@ def changed(change):
         known = to_json(lab.find_run(place.run).info)
         shared, local = split_local({**known, **change(known)})
         (place.run / "run.json").write_text(json.dumps({**shared, "local": local}))
-
-    return make
-
-
-def variant(**settings):
-    return changed(lambda info: {"variants": {"a": {**info["variants"]["a"], **settings}}})
-
-
-def stored(content):
-    """A run whose run.json is another file."""
-
-    def make(place):
-        (place.run / "run.json").write_bytes(content)
 
     return make
 
@@ -393,10 +328,6 @@ def rows_end(change):
         (place.run / "trials.jsonl").write_bytes(b"".join(kept) + change(last))
 
     return make
-
-
-def held(place):
-    place.stack.enter_context(hold(place.run))
 
 
 def calibrating(place):
@@ -450,21 +381,12 @@ def copy_for_all(place):
     return {"storage": "tmpfs"}
 
 
-def full_results(place):
-    """Results on a disk without room."""
-    place.results = place.stack.enter_context(memory_mounted(place.tmp / "small", size="16k"))
-    with pytest.raises(OSError, match="No space left"):
-        (place.results / "filler").write_bytes(bytes(32 << 10))
-
-
 def many_files(place):
-    """100,000 images in one folder."""
+    """20,000 images in one folder."""
     place.stack.callback(shutil.rmtree, place.data / "odd")
-    for name in ("odd/a.jpg", "odd/b.jpg"):  # a file has at most 65,000 names on ext4
-        put(name)(place)
-        first = str(place.data / name)
-        for number in range(50_000):
-            os.link(first, f"{first}{number}.jpg")
+    put("odd/a.jpg")(place)
+    for number in range(20_000):
+        os.link(place.data / "odd/a.jpg", place.data / "odd" / f"{number}.jpg")
 
 
 def no_control_groups(place):
@@ -575,12 +497,6 @@ def too_large(place):
     return {"file": place.tmp / "x.zip"}
 
 
-def not_utf8(place):
-    file = zipped(place.tmp / "x.zip", [("run.json", "{}"), ("rün", "")])
-    file.write_bytes(file.read_bytes().replace("ü".encode(), b"\xff\xff"))
-    return {"file": file}
-
-
 def bomb(place):
     made = members(GOOD[0], ("trials.jsonl", "0" * 60_000_000), compression=8)
     return made(place)
@@ -598,7 +514,6 @@ UNREADABLE = "images must all be readable, got 1 that are not (<data>/odd.jpg"
 NO_PIPES = "data must hold regular files, got a named pipe, socket or device at <data>/odd.jpg; re"
 NO_COCO = "annotations must be COCO JSON with images and annotations, got <data>/annotations.json ("
 BASELINE = "baseline 'a' must be able to run here, got: "
-NO_RUN = "run.json must be what a run writes, got another file in <id>"
 NO_EXPERIMENT = f"experiment must be one of {', '.join(sorted(lab.CATALOG))}, got 'prefetch'"
 CUT = f"{UNREADABLE}: image must be a complete JPEG, got "
 ICC = [b"ICC_PROFILE\0" + bytes([number, 16]) + bytes(65_000) for number in range(1, 17)]
@@ -626,45 +541,35 @@ def vary(**choices):
 
 ROWS: dict[Callable, dict[str, tuple[Callable, str]]] = {
     together: {
-        "progressive JPEG": (put("odd.jpg", encode(photo(), progressive=True)), WORKS),
         "grey JPEG": (put("odd.jpg", encode(photo().convert("L"))), WORKS),
-        "CMYK JPEG": (put("odd.jpg", encode(photo().convert("CMYK"))), WORKS),
         "one pixel": (put("odd.jpg", encode(photo().resize((1, 1)))), WORKS),
+        "progressive JPEG": (put("odd.jpg", encode(photo(), progressive=True)), WORKS),
+        "CMYK JPEG": (put("odd.jpg", encode(photo().convert("CMYK"))), WORKS),
         "65,500 x 4 pixels": (put("odd.jpg", encode(photo().resize((65_500, 4)))), WORKS),
-        "4 x 65,500 pixels": (put("odd.jpg", encode(photo().resize((4, 65_500)))), WORKS),
         "all eight orientations": (
             every(*(put(f"{i}_.jpg", with_segment(JPEG, 0xE1, exif(i))) for i in range(1, 9))),
             WORKS),
         "EXIF of noise": (put("odd.jpg", with_segments(0xE1, b"Exif\0\0" + b"\xff" * 99)), WORKS),
-        "EXIF cut short": (put("odd.jpg", with_segments(0xE1, exif(6)[:-10])), WORKS),
         "ICC profile of a megabyte": (put("odd.jpg", with_segments(0xE2, *ICC)), WORKS),
         "two images in one": (put("odd.jpg", JPEG + encode(photo().rotate(9))), WORKS),
-        "stray bytes before the end": (put("odd.jpg", JPEG[:-2] + bytes(9) + JPEG[-2:]), WORKS),
         "fill bytes before a marker": (put("odd.jpg", JPEG[:2] + b"\xff\xff" + JPEG[2:]), WORKS),
         "folder named .jpg": (put("odd.jpg/1.jpg"), WORKS),
         "name with a line break": (put("odd\n.jpg"), WORKS),
         "name that is not UTF-8": (put("odd \udcff.jpg"), WORKS),
         "name of 255 bytes": (put("x" * 251 + ".jpg"), WORKS),
         "name of markup and shell": (put("<img src=x onerror=a()> $(b) `c`;'\".jpg"), WORKS),
-        "link to an image": (link("0.jpg"), WORKS),
-        "link to the folder above": (link("..", "up"), WORKS),
-        "links in a circle": (every(link("b", "a"), link("a", "b")), WORKS),
         "named pipe of another name": (node(stat.S_IFIFO, "pipe"), WORKS),
-        "socket of another name": (node(stat.S_IFSOCK, "socket"), WORKS),
         "hidden broken image": (put(".odd.jpg", b""), WORKS),
     },
     run: {
         "cut in the middle": (put("odd.jpg", JPEG[: len(JPEG) // 2]), CUT),
         "twelve bits a color": (put("odd.jpg", patched(4, b"\x0c")),
             f"{UNREADABLE}: image must be a JPEG that opencv reads, got "),
-        "dangling link": (link("nowhere"), f"{UNREADABLE}, a broken link: No such file"),
         "link to itself": (link("odd.jpg"), f"{UNREADABLE}, a broken link: Too many levels"),
         "every image broken": (all_broken, f"{BASELINE}ValueError: batch_size must be at most"),
         "broken image that is left out": (
             every(put("odd \udcff.jpg", b""), given(on_bad_image="skip")), WORKS),
         "image vanishes": (meanwhile(Path.unlink), f"{BASELINE}FileNotFoundError: "),
-        "image is cut short": (meanwhile(lambda path: path.write_bytes(JPEG[:-1])),
-            f"{BASELINE}ValueError: <data>/0.jpg: image must be a complete JPEG, got "),
         "16 workers and 64 open files": (few_open_files,
             f"{BASELINE}num_workers must be fewer for a limit of 64 open files, got 16, which ne"),
         "named pipe as annotations": (
@@ -673,9 +578,7 @@ ROWS: dict[Callable, dict[str, tuple[Callable, str]]] = {
             WORKS),
         "copy that others can change": (copy_for_all,
             f"{BASELINE}<copy> must be this user's, and writable by nobody else; move it away"),
-        "results on a full disk": (full_results,
-            "results must have room for more, got 0 B free in <results>"),
-        "100,000 files in one folder": (many_files, WORKS),
+        "20,000 files in one folder": (many_files, WORKS),
         "no control groups": (no_control_groups, f"{BASELINE}throttled disk: needs "),
         "image is replaced by another one": (
             meanwhile(lambda path: path.write_bytes(encode(photo().rotate(90)))), WORKS),
@@ -685,20 +588,9 @@ ROWS: dict[Callable, dict[str, tuple[Callable, str]]] = {
             annotated(coco(category_id=999)),
             f"{BASELINE}ValueError: category_ids must be COCO's object categories (1 to 90 with"),
         "manifest without files": (put("manifest.json", b'{"schema": 1}'), WORKS),
-        "image that changed since its manifest": (
-            swapped,
-            "data must be what its manifest says, got 1 changed files (<data>/images/0.jpg must"),
-        "no list as earlier checks": (
-            every(whole, put("../results/self_checks.json", b"{}")), WORKS),
-        "annotations missing beside their manifest": (
-            every(whole, lambda place: (place.data / "annotations.json").unlink()),
-            "data must be what its manifest says, got 1 changed files (<data>/annotations.json m"),
-        "annotations that climb out": (climbing,
-            "data must be files below <data>, got images/../../evil.jpg"),
     },
     not_begun: {
         "named pipe": (node(stat.S_IFIFO), NO_PIPES),
-        "socket": (node(stat.S_IFSOCK), NO_PIPES),
         "link to a device": (link("/dev/zero"), NO_PIPES),
         "no folder": (
             given(data="nowhere"),
@@ -709,12 +601,9 @@ ROWS: dict[Callable, dict[str, tuple[Callable, str]]] = {
         "unknown protocol": (given(data="no://where"),
             "data must be a folder or a URL that fsspec knows, got 'no://where'"),
         "empty annotations": (annotated(""), f"{NO_COCO}JSONDecodeError"),
-        "annotations in depth": (annotated("[" * 99_999), f"{NO_COCO}RecursionError"),
         "annotations of other images": (
             annotated(coco().replace(".jpg", ".png")),
             "data must hold JPEG images, got '<data>', none of the images in"),
-        "broken manifest": (put("manifest.json", b"{"), "manifest.json must be JSON, got <data>/"),
-        "a list as manifest": (put("manifest.json", b"[1]"), "manifest.json must be JSON, got"),
         "newer manifest": (
             put("manifest.json", b'{"schema": 99}'),
             "schema must be at most 1, got 99 in <data>/manifest.json; update labkit to use this"),
@@ -743,33 +632,19 @@ ROWS: dict[Callable, dict[str, tuple[Callable, str]]] = {
         "no block": (given(blocks=0), "blocks must be at least 1 in mode quick, got 0"),
         "two blocks of a document": (given(mode="document", blocks=2),
             "blocks must be 1 in mode document, got 2"),
-        "no such baseline": (given(changes={"baseline": "b"}), "baseline must be one of a, got"),
         "no variants": (given(changes={"variants": {}}), "variants must be at least one, got"),
+        "no such baseline": (given(changes={"baseline": "b"}), "baseline must be one of a, got"),
         "name that climbs out": (given(changes={"name": "../../odd"}),
             "name must be lower-case letters, digits and _, got '../../odd'; it becomes a folder"),
-        **{f"name of the folder {name}": (given(changes={"name": name}),
-            f"name must be none of shared, reports, got '{name}'; those folders of")
-            for name in ("shared", "reports")},
+        "name of a folder of labkit's": (given(changes={"name": "shared"}),
+            "name must be none of shared, reports, got 'shared'; those folders of"),
     },
     resume: {
-        "run.json of another program": (stored(b'{"name": "odd"}'), NO_RUN),
-        "run.json that is not UTF-8": (stored(b"\xff\xfe\xff"), NO_RUN),
-        "run.json in depth": (stored(b"[" * 99_999), NO_RUN),
         "no run.json": (lambda place: (place.run / "run.json").unlink(),
             "run must be a run folder with run.json, got <run>; `labkit list` shows the runs"),
-        "run.json of a newer schema": (changed(lambda info: {"schema": 99}),
-            "schema must be at most 3, got 99 in <id>; update labkit to read this run"),
-        "row of a newer schema": (
-            rows_end(lambda last: json.dumps({**json.loads(last), "schema": SCHEMA + 1}).encode()),
-            f"schema must be at most {SCHEMA}, got {SCHEMA + 1}; update labkit to read this run"),
         "half a row": (rows_end(lambda last: last[: len(last) // 2]), WORKS),
         "JSON that is no row": (
             rows_end(lambda last: b"5\n[]\n{}\nnull\n" + b"[" * 99_999 + b"\n"), WORKS),
-        "unknown setting": (variant(turbo=5),
-            "settings must be known to this version of labkit, got turbo=5; the run was made with"),
-        "unknown value": (variant(decoder="quantum"), "decoder must be one of kornia_rs, opencv"),
-        "mode of a newer version": (changed(lambda info: {"mode": "thorough"}),
-            "mode must be one of document, full, quick, got 'thorough'"),
         "kind of a newer version": (changed(lambda info: {"kind": "swarm"}),
             "kind must be one of epochs, operation, roofline, got 'swarm'"),
         "simulated GPU of an earlier version": (
@@ -789,9 +664,6 @@ ROWS: dict[Callable, dict[str, tuple[Callable, str]]] = {
                 "variants": {label: {**values, "device": "cuda", "step": None}
                              for label, values in info["variants"].items()}}),
             "run must be resumed on the machine and the GPU it began on ("),
-        "another process has it": (
-            held,
-            "run must be in progress in one process at a time, got another process for <run>;"),
     },
     roofline: {
         "one variant": (given(variants=("original",)),
@@ -818,10 +690,6 @@ ROWS: dict[Callable, dict[str, tuple[Callable, str]]] = {
             f"{name}; take another one, as preprocessing") for name in ("operations", "stalls")},
     },
     calibrate: {
-        "no data to calibrate with": (lambda place: {"data": nowhere(place)},
-            "data must be an existing folder, got '<tmp>/nowhere'"),
-        "calibration into a file": (lambda place: {"results": a_file(place)},
-            "results must be a folder that can be written, got <tmp>/file ("),
         "another process calibrates": (calibrating,
             "another process calibrates the simulated GPU in <results>; wait until it is done"),
     },
@@ -829,10 +697,6 @@ ROWS: dict[Callable, dict[str, tuple[Callable, str]]] = {
         "missing image to pack": (
             link("nowhere"),
             "data must be images that can be read, got No such file or directory for"),
-        "broken image to pack": (
-            every(put("odd.jpg", JPEG[:-1]), words("--to", "raw", "--storage-format", "pixels")),
-            "<data>/odd.jpg: image must be a complete JPEG, got "),
-        "named pipe to pack": (node(stat.S_IFIFO), NO_PIPES),
         "pack into a folder of the user's": (
             words("--to", "raw", "--out", here("results")),
             "to must be a new folder, got '<results>', which is of other data, or made otherwise;"),
@@ -850,48 +714,25 @@ ROWS: dict[Callable, dict[str, tuple[Callable, str]]] = {
             "device must be a simulated GPU that the step uses, or None, got 'cuda'; leave it"),
         "folder as file": (given(files=["/"]), "files must be files, got /; give the paths"),
     },
-    watch: {type(loader).__name__: (given(loader=loader),
-            "loader must be an iterable of batches, got ")
-            for loader in (5, None, torch.nn.Linear(1, 1))},
-    panel: {
-        "panel of an unknown experiment": (given(experiment="prefetch"), NO_EXPERIMENT),
-        "unknown setting in a panel": (given(experiment="prefetching", turbo=5),
-            "setting must be one of data, images, storage, cache, "),
-        "setting that the experiment decides": (
-            given(experiment="storage", preprocessor="vectorized"),
-            "preprocessor must be left out for storage, which takes "),
-        "no variant is on": (given(controls={"a": False}),
-            "variants must be at least one, got none"),
-        "named pipe in a panel's data": (every(node(stat.S_IFIFO), given(press="Run")), NO_PIPES),
-        "panel whose results are a file": (lambda place: {"results": a_file(place), "press": "Run"},
-            "results must be a folder that can be written, got <tmp>/file ("),
-    },
+    watch: {"number to watch": (given(loader=5), "loader must be an iterable of batches, got ")},
     open_: {
-        "crafted file without changes": (given(), WORKS),
         "markup as a label": (labelled(MARKUP), WORKS),
         "code as a label": (labelled("__import__('os').system('x')\"\"\""), WORKS),
         "no file": (lambda place: {"file": nowhere(place)},
             "file must be a share file, got <tmp>/nowhere, where no file is; make one with:"),
         "experiment climbs out": (given(experiment="../../etc"), f"{NO_NAME} got '../../etc'"),
-        "experiment of a reserved name": (given(experiment="shared"), f"{NO_NAME} got 'shared'"),
-        "run climbs out": (given(run="../x"), f"{NO_NAME} got '../x'"),
         "newer schema": (given(schema=99),
             "schema must be at most 3, got 99 in run.json; update labkit"),
-        "schema in words": (given(schema="2"),
-            "schema must be at most 3, got '2' in run.json; update labkit"),
         "yes as a number": (given(blocks=True), f"{NOT_AS} blocks as labkit writes it, got True"),
         "201 variants": (given(variants={str(i): {} for i in range(201)}), NOT_PLAIN),
-        "long label": (given(variants={"x" * 101: {}}), NOT_PLAIN),
         "long question": (given(question="x" * 2001), NOT_PLAIN),
         "codes of a terminal": (given(question="a\x1b[2Jb"), NOT_PLAIN),
-        "half a letter": (given(question="a\ud800"), NOT_PLAIN),
         "NaN": (given(order_seed=float("nan")), NOT_PLAIN),
         "5,001 rows": (given(rows=[{}] * 5_001), NOT_PLAIN),
         "600 levels": (given(calibration={"x": nested(600)}), f"{NOT_JSON}, or one nested too dee"),
         "foreign request": (given(request={"foo": 1}), f"{NOT_SHOWN} TypeError"),
         "code as a setting's name": (given(request={"settings": {"x=1)\nimport os": 1}}),
             f'{NOT_SHOWN} ValueError("settings must be named as in'),
-        "no such baseline": (given(baseline="c"), f"{NOT_AS} baseline as labkit writes it"),
         "roofline without tasks": (given(kind="roofline", calibration=SPEEDS), WORKS),
         "roofline at a negative speed": (
             given(**{**ROOFLINE, "tasks": {name: {"x": -1} for name in "ab"}}),
@@ -901,12 +742,8 @@ ROWS: dict[Callable, dict[str, tuple[Callable, str]]] = {
         "unknown field": (given(rows=[row(evil=1)]), NO_ROWS),
         "member that climbs out": (members(*GOOD, ("../evil.py", "x")),
             f"{NOT_BOTH} ['run.json', 'trials.jsonl', '../evil.py']"),
-        "member with an absolute path": (members(("/etc/run.json", "{}"), GOOD[1]),
-            f"{NOT_BOTH} ['/etc/run.json'"),
         "no members": (members(), f"{NOT_BOTH} []"),
         "member that is a link": (a_link, NOT_JSON),
-        "member that is not JSON": (members(("run.json", "\x80abc"), GOOD[1]), NOT_JSON),
-        "member whose name is not UTF-8": (not_utf8, f"{NO_ZIP} 'utf-8' codec can't decode"),
         "another compression": (members(*GOOD, compression=zipfile.ZIP_LZMA),
             "share file must be a plain zip, got another compression of run.json"),
         "60 MB in 60 KB": (bomb,
@@ -915,51 +752,37 @@ ROWS: dict[Callable, dict[str, tuple[Callable, str]]] = {
         "no zip": (raw(b"no zip"), f"{NO_ZIP} File is not a zip file"),
     },
     command: {
+        "name of a run to resume": (words("run", "prefetching", "--resume", "x"),
+            "argument --resume: not allowed with argument NAME"),
         "an unknown experiment": (
             words("run", "prefetch", "--results", here("results")),
             NO_EXPERIMENT),
-        "no run": (words("run", "--resume", "nope", "--results", nowhere),
-            "run must be a run folder, an id or an experiment with results in <tmp>/nowhere, got "
-            "'nope'; newest runs: none yet"),
+        "name of a run that climbs out": (
+            words("table", "../../etc/passwd", "--results", here("results")),
+            "run must be a run folder, an id or an experiment with results in <results>, got"),
+        "results that are a file": (ordinary("--results", a_file),
+            "results must be a folder that can be written, got <tmp>/file (Not a directory);"),
         "changes of a run to resume": (
             words("run", "--resume", "x", "--mode", "full", "--num-workers", "3"),
             "--resume must be given without mode, num_workers: a run goes on as it began"),
-        "name that climbs out": (
-            words("table", "../../etc/passwd", "--results", here("results")),
-            "run must be a run folder, an id or an experiment with results in <results>, got"),
         "list of runs, one of another program": (
             every(changed(lambda info: {"provenance": "x"}),
                   words("list", "--results", here("results"))),
             WORKS),
         "a report of nothing": (words("report", "--results", nowhere),
             "runs must be at least one, got none in <tmp>/nowhere"),
-        "another run.json": (every(stored(b"{}"), words("table", here("run"))), NO_RUN),
-        "name of a run to resume": (words("run", "prefetching", "--resume", "x"),
-            "argument --resume: not allowed with argument NAME"),
         "unknown command": (words("dance"),
             "argument COMMAND: invalid choice: 'dance' (choose"),
-        "no data": (words("run", "prefetching", "--data", nowhere),
-            "data must be an existing folder, got '<tmp>/nowhere'"),
-        "results that are a file": (ordinary("--results", a_file),
-            "results must be a folder that can be written, got <tmp>/file (Not a directory);"),
         "unknown option": (words("run", "--workers", "3"),
             "unrecognized arguments: --workers; a setting must be one of data, images"),
         "no script to watch": (words("watch", "missing.py", "--epochs", "3"),
             "argument SCRIPT: must be a Python file, got 'missing.py'"),
-        "nothing to diagnose": (words("diagnose", "missing.py"),
-            "argument SCRIPT: must be a Python file, got 'missing.py'"),
-        "no time to diagnose": (words("diagnose", "--budget-s", "1", a_file),
-            "budget_s must be at least 5, got 1.0; the default is 50"),
-        "no time to tune": (words("diagnose", "--tune", "--budget-s", "1", a_file),
-            "budget_s must be at least 5, got 1.0; the default is 60"),
     },
     shell: {
         "broken image whose name is not UTF-8": (every(put("odd \udcff.jpg", b""), ordinary()),
             r"images must all be readable, got 1 that are not (<data>/odd \udcff.jpg: image must"),
         "folder without permission": (every(locked(below_data, 0), ordinary()),
             "[Errno 13] Permission denied: '<data>/odd'"),
-        "results that cannot be written": (every(locked(here("results"), 0o555), ordinary()),
-            "results must be a folder that can be written, got results (Permission denied);"),
         "small shared memory": (every(small_shared_memory, ordinary()),
             "baseline 'original' must be able to run here, got: /dev/shm must have room for "),
         "one core, 64 open files, no fadvise, no home, package and image without permission": (
@@ -1006,10 +829,8 @@ def together_run(measured, tmp_path_factory):
 
 
 @pytest.fixture
-def place(measured, together_run, tmp_path, capsys, monkeypatch):
+def place(measured, together_run, tmp_path, capsys):
     """A copy of them to be spoiled."""
-    monkeypatch.setattr(job, "_current", None)
-    monkeypatch.setattr(job, "_watchers", set())
     shutil.copytree(measured, tmp_path, dirs_exist_ok=True)
     (folder,) = list_runs(tmp_path / "results")
     with contextlib.ExitStack() as stack:

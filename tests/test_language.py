@@ -62,51 +62,40 @@ def chinese(monkeypatch):
 # --- the table ----------------------------------------------------------------------------------
 
 
-def printed_constants(path):
-    """Texts in a module, without docstrings, errors of wrong use, patterns and lines of code."""
-    tree = ast.parse((LABKIT / path).read_text())
-    own = ("ValueError", "AttributeError", "compile", "warnings.filterwarnings")
-    skipped = set()
-    for node in ast.walk(tree):
-        is_left_out = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-        is_left_out |= isinstance(node, ast.Call) and ast.unparse(node.func).endswith(own)
-        is_left_out |= isinstance(node, ast.JoinedStr)
-        if is_left_out:
-            skipped |= set(ast.walk(node))
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in skipped:
-            yield node.value
-
-
 def fields(template):
     return {name for _, name, _, _ in string.Formatter().parse(template) if name is not None}
 
 
-@pytest.mark.parametrize("path", PRINTING)
-def test_every_sentence_has_a_translation(path):
-    several_words = re.compile(r"[A-Za-z]{2,} [A-Za-z({]")
-    sentences = {text for text in printed_constants(path) if several_words.search(text)}
-    assert sentences - CHINESE.keys() - NOT_PRINTED == set()
+def below(nodes):
+    return {inner for node in nodes for inner in ast.walk(node)}
 
 
 @pytest.mark.parametrize("path", PRINTING)
-def test_no_sentence_is_put_together_without_a_template(path):
-    """An f-string of several words would stay English."""
-    tree = ast.parse((LABKIT / path).read_text())
-    raised = {
-        inner
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("Error")
-        for inner in ast.walk(node)
+def test_every_sentence_is_a_template_that_has_a_translation(path):
+    """But docstrings, errors of wrong use, patterns, lines of code and what is not printed."""
+    nodes = list(ast.walk(ast.parse((LABKIT / path).read_text())))
+    calls = [node for node in nodes if isinstance(node, ast.Call)]
+    own = ("Error", "compile", "warnings.filterwarnings")
+    unprinted = below(call for call in calls if ast.unparse(call.func).endswith(own))
+    f_strings = [node for node in nodes if isinstance(node, ast.JoinedStr)]
+    docstrings = [node.value for node in nodes if isinstance(node, ast.Expr)]
+    constants = {
+        node.value
+        for node in nodes
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        if node not in unprinted | below(f_strings) | {*docstrings}
     }
-    f_strings = [
+    several_words = re.compile(r"[A-Za-z]{2,} [A-Za-z({]")
+    assert {*filter(several_words.search, constants)} - CHINESE.keys() - NOT_PRINTED == set()
+    # An f-string of several words would stay English.
+    put_together = {
         ast.unparse(node)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.JoinedStr) and node not in raised
+        for node in f_strings
+        if node not in unprinted
         for part in node.values
         if isinstance(part, ast.Constant) and re.search("[a-z]{2,} [a-z]", part.value)
-    ]
-    assert set(f_strings) - NOT_PRINTED == set()
+    }
+    assert put_together - NOT_PRINTED == set()
 
 
 def test_every_template_has_a_translation_with_the_same_fields():
@@ -177,8 +166,12 @@ def test_a_text_is_stored_in_english_and_copied_whole(chinese):
         assert (twin, shown(twin)) == ("2 workers", "2 个worker")
 
 
-def test_chinese_characters_take_two_columns():
-    assert columns("a 核") == 4
+def test_verdicts_in_a_terminal_are_chinese_and_in_a_page_english(chinese):
+    table = Table({"variant": ["faster"], "verdict": ["no practical difference"]})
+    header, rule, row = repr(table).splitlines()
+    assert (header.split(), row.split()) == (["variant", "结论"], ["faster", "无实际差别"])
+    assert columns(row) == columns(rule) == len(rule)  # a character takes two
+    assert "no practical difference" in table.to_html()
 
 
 # --- what the commands print --------------------------------------------------------------------
@@ -218,14 +211,6 @@ def test_watch_prints_six_lines_and_stores_english(chinese):
     assert answer(Facts.from_json(stored)) == answer(facts)
 
 
-CASES = test_answer.test_the_sentence_says_problem_no_problem_or_cannot_be_told.pytestmark[0]
-
-
-@pytest.mark.parametrize("facts", [case[0] for case in CASES.args[1]])
-def test_every_answer_of_watch_is_chinese(chinese, facts):
-    assert leftover("\n".join(lines(facts))) == []
-
-
 def test_the_table_of_ranks_is_chinese(chinese):
     slow, fast = test_answer.BOUND, test_answer.FREE
     ranks = [test_answer.rank(1, slow), test_answer.rank(0, fast)]
@@ -235,12 +220,22 @@ def test_the_table_of_ranks_is_chinese(chinese):
     assert "数据加载是瓶颈：rank 1 有 60.0 % 的时间在等数据" in "\n".join(printed)
 
 
-OUTSIDE = test_outside.test_the_answer_rests_on_what_was_seen.pytestmark[0]
+def cases_of(test):
+    """The first argument of each case of a parametrized test."""
+    return [case[0] for case in test.pytestmark[0].args[1]]
 
 
-@pytest.mark.parametrize("sight", [case[0] for case in OUTSIDE.args[1]])
-def test_what_is_seen_from_outside_is_chinese(chinese, sight):
-    assert leftover("\n".join(map(shown, outside.lines(sight)))) == []
+@pytest.mark.parametrize(
+    ("print_lines", "seen"),
+    [
+        *((lines, facts) for facts in cases_of(
+            test_answer.test_the_sentence_says_problem_no_problem_or_cannot_be_told)),
+        *((outside.lines, sight) for sight in cases_of(
+            test_outside.test_the_answer_rests_on_what_was_seen)),
+    ],
+)  # fmt: skip
+def test_every_answer_of_watch_is_chinese(chinese, print_lines, seen):
+    assert leftover("\n".join(map(shown, print_lines(seen)))) == []
 
 
 def test_the_screen_of_diagnose_is_chinese_and_its_json_english(chinese):
@@ -285,22 +280,12 @@ def test_the_screen_of_tune_is_chinese_and_its_json_english(chinese):
 
 def watched(name, step_s, **changes):
     how = {
-        "name": name,
-        "stretches": [(10, 10 * step_s * (1 + 0.01 * (n % 3))) for n in range(30)],
-        "steps": 300,
-        "images": 9600,
-        "loading_share": 0.5,
-        "starts_share": 0.0,
-        "unseen": "",
-        "datasets": ("Photos",),
-        "samples": {100},
-        "batch_sizes": {32},
-        "arguments": {"num_workers": 0},
-        "ranks": 1,
-        "machine": "8 cores",
-        "cores": 8,
+        "name": name, "stretches": [(10, 10 * step_s * (1 + 0.01 * (n % 3))) for n in range(30)],
+        "steps": 300, "images": 9600, "loading_share": 0.5, "starts_share": 0.0, "unseen": "",
+        "datasets": ("Photos",), "samples": {100}, "batch_sizes": {32},
+        "arguments": {"num_workers": 0}, "ranks": 1, "machine": "8 cores", "cores": 8,
         "other_cores": 0.0,
-    }
+    }  # fmt: skip
     return Watched(**how | changes)
 
 
@@ -319,19 +304,6 @@ def test_the_comparison_of_two_runs_is_chinese(chinese):
     cached = watched("b.json", 0.1, datasets=("Cached",))
     for other in (short, starts, cached):
         assert leftover("\n".join(map(shown, compare_watched(before, other)))) == []
-
-
-def test_verdicts_in_a_terminal_are_chinese_and_in_a_page_english(chinese):
-    table = Table({"variant": ["faster"], "verdict": ["no practical difference"]})
-    assert repr(table).split() == [
-        "variant",
-        "结论",
-        "-------",
-        "----------",
-        "faster",
-        "无实际差别",
-    ]
-    assert "no practical difference" in table.to_html()
 
 
 def test_watch_prints_chinese_and_writes_english(tmp_path, chinese):

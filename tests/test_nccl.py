@@ -32,8 +32,6 @@ CHANNELS = {
         (0, None, 0, 1, "", "shared memory", None),
     "Coll 00 : 2 [send] via COLLNET/SHARP/0":
         (0, None, 2, None, "send", "collnet", False),
-    "Channel 09 : 6[6] -> 7[7] via SHM/direct/direct":
-        (9, None, 6, 7, "", "shared memory", None),
     "Channel 03/0 : 7[3] -> 3[3] [receive] via NET/IBext_v8/3/GDRDMA":
         (3, 0, 7, 3, "receive", "InfiniBand", True),
     "Channel 01/1 : 4[0] -> 0[0] [send] via NET/IB/0(5)/GDRDMA(PCI)/Shared":
@@ -43,7 +41,6 @@ CHANNELS = {
     "CollNet 00/0 : 6 [receive] via COLLNET/SHARP/1/GDRDMA":
         (0, 0, 6, None, "receive", "collnet", True),
 }  # fmt: skip
-NO_CHANNELS = [NO_NVLS, "Ring 00 : 0 -> 1 -> 0", "Channel 00/02 : 0 1"]
 
 
 @pytest.mark.parametrize("line", CHANNELS)
@@ -53,16 +50,7 @@ def test_a_line_of_any_era_names_a_channel_and_its_transport(tmp_path, line):
     assert f" via {found.via}" in line
 
 
-def test_two_records_on_one_line_are_two(tmp_path):
-    first, second = channel(0, 1, "via P2P/CUMEM"), channel(2, 3, "via SHM/direct/direct")
-    found = read(tmp_path, MPI + first + second).channels
-    assert [one[2:-1] for one in found] == [
-        (0, 1, "", "P2P", None),
-        (2, 3, "", "shared memory", None),
-    ]
-
-
-@pytest.mark.parametrize("line", NO_CHANNELS)
+@pytest.mark.parametrize("line", [NO_NVLS, "Ring 00 : 0 -> 1 -> 0", "Channel 00/02 : 0 1"])
 def test_what_is_no_transport_is_no_channel(tmp_path, line):
     log = read(tmp_path, INFO + line)
     assert log.channels == ()
@@ -150,9 +138,8 @@ def interleaved(tmp_path):
         INFO + "24 coll channels, 0 collnet channels, 16 nvls channels, 8 p2p channels",
         *(INFO + DISABLED_HCA.format(n) for n in range(3)),
         INFO + "Channel 00/02 :    0   1   2   3",
-        channel(0, 1, "via P2P/CUMEM"),
+        channel(0, 1, "via P2P/CUMEM") + channel(1, 2, "[send] via NET/IB/0/GDRDMA"),  # one line
         "epoch 1:  12%|█▏        | 7/60",
-        MPI + channel(1, 2, "[send] via NET/IB/0/GDRDMA"),
         channel(2, 3, "via SHM/direct/direct"),
         MPI + channel(1, 2, "[receive] via NET/IB/3/GDRDMA"),
         channel(0, 1, "via P2P/CUMEM", number=1),
@@ -181,24 +168,17 @@ def test_a_log_of_several_ranks_is_one_table(interleaved):
 
 def test_the_command_prints_the_sentence_and_a_row_per_pair_of_ranks(interleaved, capsys):
     assert main(["nccl", str(interleaved)]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[:3] == [
-        "GPUDirect RDMA on 1 of 1 network channel",
-        "NCCL 2.19.3+cuda12.3",
-        "16 NVLS channels",
-    ]
-    rows = [line.split("  ") for line in lines if " → " in line]
-    assert [[cell.strip() for cell in row if cell.strip()] for row in rows] == [
-        ["0 → 1", "P2P", "2", "P2P/CUMEM"],
-        [
-            "1 → 2",
-            "InfiniBand with GPUDirect RDMA",
-            "1",
-            "send NET/IB/0/GDRDMA, receive NET/IB/3/GDRDMA",
-        ],
-        ["2 → 3", "shared memory", "1", "SHM/direct/direct"],
-    ]
-    assert lines[-1] == f"- {DISABLED_HCA.format(0)} (2 more like it)"
+    shown = " ".join(capsys.readouterr().out.split())
+    assert shown.startswith(
+        "GPUDirect RDMA on 1 of 1 network channel NCCL 2.19.3+cuda12.3 16 NVLS channels "
+    )
+    for row in (
+        "0 → 1 P2P 2 P2P/CUMEM",
+        "1 → 2 InfiniBand with GPUDirect RDMA 1 send NET/IB/0/GDRDMA, receive NET/IB/3/GDRDMA",
+        "2 → 3 shared memory 1 SHM/direct/direct",
+    ):
+        assert row in shown
+    assert shown.endswith(f"- {DISABLED_HCA.format(0)} (2 more like it)")
     assert "<table" in lab.read_nccl_log(interleaved)._repr_html_()
 
 

@@ -86,6 +86,7 @@ def is_number_text(text):
 
 
 @pytest.mark.parametrize("name", KINDS)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_a_bad_value_of_any_setting_is_refused_in_a_line_that_names_it(name, data):
     value = data.draw(bad_values(name))
@@ -107,6 +108,7 @@ def unknown_names(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_an_unknown_name_of_any_part_is_refused_in_a_line_that_names_its_setting(name, data):
     chosen = replace(Settings(device="cpu"), **{name: data.draw(unknown_names(name))})
@@ -257,6 +259,7 @@ def meaning(request):
 
 
 # After a blank, such a value would be an option; a shell would split the other.
+@settings(max_examples=50)
 @given(requests(), st.booleans())
 @example(Request(experiment="preprocessing", settings={"data": "--mode"}), False)
 @example(Request(experiment="preprocessing", settings={"data": NASTY}), True)
@@ -269,6 +272,7 @@ def test_the_command_line_of_a_request_asks_for_the_same(request, is_roofline):
     assert replace(cli_lab.request(options, name), roofline=is_roofline) == meaning(request)
 
 
+@settings(max_examples=50)
 @given(requests(), st.booleans())
 def test_the_run_json_of_a_request_asks_for_the_same(request, is_roofline):
     request = replace(request, roofline=is_roofline)

@@ -1,5 +1,6 @@
 """Resolved settings: the parts that names stand for, their facts, and where the data is."""
 
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -69,71 +70,55 @@ def test_what_is_stored_for_random_crops_of_224_px_is_labelled_with_256(stored, 
         resolve(replace(settings, packing="folder"))
 
 
+ON_SIDE_STREAM = {"prefetcher": "data_prefetcher_normalizing"}
+PIXELS = {**ON_SIDE_STREAM, "preprocessor": "on_device", "step": "detector"}
+
+
 @pytest.mark.parametrize(
-    ("setting", "value", "plain"),
+    ("error", "choices", "message"),
     [
-        ("precision", "amp", "fp32"),
-        ("memory_format", "channels_last", "contiguous"),
-        ("compile_model", True, False),
+        *(
+            (Skip, {setting: value},
+             f"{setting} must be {plain} on the simulated GPU, which computes nothing, got "
+             f"{value!r}; choose device cpu or cuda")
+            for setting, value, plain in (("precision", "amp", "fp32"),
+                                          ("memory_format", "channels_last", "contiguous"),
+                                          ("compile_model", True, False))
+        ),
+        (Skip, {"compile_model": True, "device": "cpu"},
+         "compile_model must be False here, where no C++ compiler is installed; install g++"),
+        (Skip, {"precision": "amp", "device": "cpu"},
+         "precision must be fp32 on a CPU without AVX-512, "),
+        (ValueError, {"gpu_images_per_s": "a100"}, "one of resnet50_a100, resnet50_h100"),
+        (Skip, {"gpu_images_per_s": 460, "device": "cpu"}, "which is as fast as it is"),
+        (ValueError, {**ON_SIDE_STREAM, "preprocessor": "loops", "device": "cuda",
+                      "step": "detector"}, "preprocessor must be one of on_device, "),
+        (Skip, {**PIXELS, "step": "timed", "device": "simulated"},
+         "one queue for all; choose device cuda"),
+        (Skip, {**PIXELS, "device": "cpu"}, "the cpu device does not have"),
     ],
-)
-def test_what_a_simulated_device_cannot_compute_is_left_out(monkeypatch, setting, value, plain):
-    message = (
-        f"{setting} must be {plain} on the simulated GPU, which computes nothing, "
-        f"got {value!r}; choose device cpu or cuda"
-    )
-    with pytest.raises(Skip) as caught:
-        resolve(completed(**{setting: value}))
-    assert str(caught.value) == message
+)  # fmt: skip
+def test_what_cannot_be_computed_here_is_left_out(monkeypatch, tmp_path, error, choices, message):
+    monkeypatch.setattr(hardware, "has_bfloat16", lambda: False)
+    monkeypatch.setenv("PATH", str(tmp_path))  # no compiler
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(error, match=re.escape(message)):
+        resolve(completed(**choices))
+
+
+def test_a_cpu_that_computes_in_bfloat16_and_has_a_compiler_takes_all(monkeypatch):
     monkeypatch.setattr(hardware, "has_bfloat16", lambda: True)
     monkeypatch.setattr(hardware, "why_no_compiler", lambda: "")
-    resolve(completed(**{setting: value}, device="cpu"))
+    more = {"precision": "amp", "memory_format": "channels_last", "compile_model": True}
+    resolve(completed(**more, device="cpu"))
 
 
-def test_a_model_is_not_compiled_where_nothing_compiles_it(monkeypatch, tmp_path):
-    settings = completed(compile_model=True, device="cpu")
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("CXX", raising=False)
-    message = (
-        r"compile_model must be False here, where no C\+\+ compiler is installed; install g\+\+"
-    )
-    with pytest.raises(Skip, match=message):
-        resolve(settings)
-
-
-def test_batches_are_finished_on_the_side_stream_only_where_one_has_kernels_to_finish_with():
-    name = {"prefetcher": "data_prefetcher_normalizing"}
-    with pytest.raises(ValueError, match=r"preprocessor must be one of on_device, .* got 'loops'"):
-        resolve(completed(**name, preprocessor="loops", device="cuda", step="detector"))
-    pixels = {**name, "preprocessor": "on_device", "step": "detector"}
-    with pytest.raises(Skip, match="one queue for all; choose device cuda"):
-        resolve(completed(**{**pixels, "step": "timed"}, device="simulated"))
-    with pytest.raises(Skip, match="the cpu device does not have"):
-        resolve(completed(**pixels, device="cpu"))
-    parts = resolve(completed(**pixels, device="cuda"))
-    assert (parts.finishes_on_side_stream, parts.finishes_on_device) == (True, False)
-    parts = resolve(completed(**{**pixels, "prefetcher": "data_prefetcher"}, device="cuda"))
-    assert (parts.finishes_on_side_stream, parts.finishes_on_device) == (False, True)
-
-
-def test_mixed_precision_is_left_out_on_a_cpu_that_computes_it_far_slower(monkeypatch):
-    monkeypatch.setattr(hardware, "has_bfloat16", lambda: False)
-    with pytest.raises(Skip, match=r"precision must be fp32 on a CPU without AVX-512, .* 'amp'"):
-        resolve(completed(precision="amp", device="cpu"))
-
-
-@pytest.mark.parametrize(
-    ("error", "message", "choices"),
-    [
-        (ValueError, "one of resnet50_a100, resnet50_h100", {"gpu_images_per_s": "a100"}),
-        (Skip, "which is as fast as it is", {"gpu_images_per_s": 460, "device": "cpu"}),
-    ],
-)
-def test_only_a_simulated_gpu_has_a_speed_which_is_a_number_or_a_known_name(
-    error, message, choices
-):
-    with pytest.raises(error, match=message):
-        resolve(completed(**choices))
+@pytest.mark.parametrize("prefetcher", ["data_prefetcher_normalizing", "data_prefetcher"])
+def test_batches_are_finished_on_the_side_stream_or_on_the_device(prefetcher):
+    parts = resolve(completed(**{**PIXELS, "prefetcher": prefetcher}, device="cuda"))
+    is_on_side_stream = prefetcher in ON_SIDE_STREAM.values()
+    assert parts.finishes_on_side_stream is is_on_side_stream
+    assert parts.finishes_on_device is not is_on_side_stream
 
 
 # --- parts and their facts --------------------------------------------------------------------

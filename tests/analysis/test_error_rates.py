@@ -1,7 +1,6 @@
 """The lab's verdicts are wrong no more often than promised: a short `benchmarks.statistics`.
 
 Few simulations, so each limit is widened by 2 standard errors; the seeds are fixed.
-Run: python -m pytest tests/analysis/test_error_rates.py
 """
 
 import pytest

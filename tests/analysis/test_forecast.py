@@ -1,9 +1,5 @@
-"""What a run will take and see, from what an earlier one on this machine showed.
+"""What a run will take and see, from what an earlier one on this machine showed."""
 
-Run: python -m pytest tests/analysis/test_forecast.py
-"""
-
-import json
 import math
 
 import pytest
@@ -53,20 +49,14 @@ def noisy_run(results, s=0.02, third=None, **info):
     return leave_run(results, trials, **info)
 
 
-def test_noise_is_pooled_over_the_variants(tmp_path):
-    run = noisy_run(tmp_path, s=0.03, third=0.04)
+def test_what_can_be_seen_follows_from_the_pooled_noise_and_holms_strictest_level(tmp_path):
+    run = noisy_run(tmp_path / "pooled", s=0.03, third=0.04)
     assert noise_of(run.summary) == pytest.approx(math.sqrt((0.03**2 + 0.04**2) / 2))
-
-
-def test_what_can_be_seen_follows_from_the_last_noise_and_holms_strictest_level(tmp_path):
     noisy_run(tmp_path)
-    expected = expect(tmp_path)
-    seen = detectable_share(0.02, 10, 0.05 / 2)
-    assert expected.mde == pytest.approx(seen)
-    assert expected.trials == 10 * (3 + 1)
-    assert str(expected) == (
-        f"About 1 min 24 s. Detects differences of {math.ceil(100 * seen)} % or more."
-    )
+    expected, seen = expect(tmp_path), detectable_share(0.02, 10, 0.05 / 2)
+    assert (expected.mde, expected.trials) == (pytest.approx(seen), 10 * (3 + 1))
+    sentence = f"About 1 min 24 s. Detects differences of {math.ceil(100 * seen)} % or more."
+    assert str(expected) == sentence
 
 
 def test_without_an_earlier_run_here_nothing_is_guessed(tmp_path):
@@ -97,31 +87,15 @@ def test_the_time_is_calibrated_else_the_last_runs_else_the_modes(tmp_path):
     assert str(document).startswith("Reads all images, however many there are.")
 
 
-def test_what_is_no_run_of_this_lab_is_no_obstacle(tmp_path):
-    noisy_run(tmp_path, s=0.01)
-    newer = noisy_run(tmp_path, s=0.05).folder
-    row = json.loads((newer / "trials.jsonl").read_text().splitlines()[0])
-    (newer / "trials.jsonl").write_text(json.dumps({**row, "schema": 99}) + "\n")
-    strange = tmp_path / "prefetching" / "strange"
-    strange.mkdir()
-    (strange / "run.json").write_text("{half")
-    assert expect(tmp_path).noise == pytest.approx(0.01)
-
-
 def test_operations_take_at_least_their_rounds_or_what_they_took_in_the_last_run(tmp_path):
     variants = {name: Settings(device="cpu") for name in VARIANTS}
-    expected = expect(tmp_path, variants=variants, round_s=0.02)
-    assert (expected.total_s, expected.timed) == (pytest.approx(40 * 0.02), False)
-    assert str(expected).startswith("At least ")
-    trials = [
-        OperationTrial(
-            variant="base", block=0, position=0, role=role, status="ok", image_s=0.005, calls=8
-        )
-        for role in ("A1", "A2")
-    ]
-    leave_run(tmp_path, trials, kind="operation")
-    expected = expect(tmp_path, variants=variants, round_s=0.02)
-    assert (expected.total_s, expected.timed) == (pytest.approx(40 * 0.04), False)
+    how = {"block": 0, "position": 0, "status": "ok", "image_s": 0.005, "calls": 8}
+    trials = [OperationTrial(variant="base", role=role, **how) for role in ("A1", "A2")]
+    for total_s in (40 * 0.02, 40 * 0.04):
+        expected = expect(tmp_path, variants=variants, round_s=0.02)
+        assert (expected.total_s, expected.timed) == (pytest.approx(total_s), False)
+        assert str(expected).startswith("At least ")
+        leave_run(tmp_path, trials, kind="operation")
 
 
 def test_loading_alone_is_not_judged_and_so_hides_no_effect_of_an_experiment(tmp_path):

@@ -1,7 +1,6 @@
 """Formulas against scipy.stats, the textbook's form of Holm and small seeded simulations.
 
 They use `scipy.special` directly, so `scipy.stats.ttest_1samp` is an independent reference.
-Run: python -m pytest tests/analysis/test_statistics.py
 """
 
 import math
@@ -69,8 +68,9 @@ def test_a_p_value_below_its_level_is_one_that_holm_rejects(p_values):
 
 @pytest.mark.parametrize(("n", "factor"), [(5, 1.66), (8, 1.15), (10, 1.00), (20, 0.66)])
 def test_the_detectable_effect_is_the_factor_of_the_evidence_times_the_spread(n, factor):
-    s = 0.001
+    s, both = 0.001, stats.t.ppf(0.975, n - 1) + stats.t.ppf(0.8, n - 1)
     assert detectable_share(s, n, 0.05) == pytest.approx(factor * s, rel=0.01)
+    assert detectable_share(s, n, 0.05) == pytest.approx(math.expm1(both * s / math.sqrt(n)))
 
 
 def test_blocks_needed_follow_the_evidence():

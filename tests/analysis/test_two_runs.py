@@ -36,22 +36,15 @@ def test_the_standard_error_is_that_of_the_batches_means():
     known = step_time(stretches_of(means_s))
     assert (known.steps, known.mean_s) == (10 * BATCHES, pytest.approx(0.1))
     assert known.share_se == pytest.approx(stats.sem(means_s) / 0.1)
-
-
-def test_stretches_are_joined_to_batches_and_may_differ_in_their_steps():
-    means_s = alternating(0.1, 0.01)
+    # Stretches are joined to batches, and may differ in their steps.
     quarters = [(5 * part, 5 * part * s) for s in means_s for part in (1, 2, 2, 1)]
-    assert step_time(quarters).share_se == pytest.approx(step_time(stretches_of(means_s)).share_se)
+    assert step_time(quarters).share_se == pytest.approx(known.share_se)
     twice_as_long = [(10 * (1 + i % 2), 0.1 * 10 * (1 + i % 2)) for i in range(40)]
     assert step_time(twice_as_long).share_se == pytest.approx(0, abs=1e-9)
-
-
-def test_batches_that_are_like_their_neighbours_make_the_interval_wider():
-    means_s = alternating(0.1, 0.01)
-    independent = step_time(stretches_of(means_s))
+    # Batches that are like their neighbours make the interval wider.
     slowing_down = step_time(stretches_of(sorted(means_s)))
-    assert slowing_down.mean_s == pytest.approx(independent.mean_s)
-    assert slowing_down.share_se > 2 * independent.share_se
+    assert slowing_down.mean_s == pytest.approx(known.mean_s)
+    assert slowing_down.share_se > 2 * known.share_se
 
 
 def test_the_interval_is_welchs_on_the_scale_of_logarithms():
@@ -68,13 +61,9 @@ def test_the_interval_is_welchs_on_the_scale_of_logarithms():
             math.log(0.2 / end), spreads[0], BATCHES, math.log(0.1), spreads[1], BATCHES, False
         )
         assert test.pvalue == pytest.approx(0.05, abs=0.001)
-
-
-def test_steps_that_never_differ_leave_no_doubt():
-    before, after = (step_time(stretches_of([s] * BATCHES)) for s in (0.2, 0.1))
-    compared = compare_runs(before, after)
-    assert (compared.low, compared.high) == pytest.approx((2.0, 2.0))
-    assert compared.verdict == "faster"
+    # Steps that never differ leave no doubt.
+    certain = compare_runs(*(step_time(stretches_of([s] * BATCHES)) for s in (0.2, 0.1)))
+    assert (certain.low, certain.high) == pytest.approx((2.0, 2.0))
 
 
 @pytest.mark.parametrize(
@@ -90,21 +79,17 @@ def test_steps_that_never_differ_leave_no_doubt():
     ],
 )
 def test_a_verdict_rests_on_the_whole_interval(low, high, verdict):
-    compared = RunComparison(ratio=math.sqrt(low * high), low=low, high=high)
-    assert compared.verdict == verdict
+    assert RunComparison(ratio=math.sqrt(low * high), low=low, high=high).verdict == verdict
 
 
 def test_twice_the_doubt_needs_four_times_the_steps():
-    unsure, less_sure = (
-        [StepTime(steps=1000, mean_s=0.1, share_se=se) for _ in range(2)] for se in (0.02, 0.04)
-    )
-    assert compare_runs(*unsure).verdict == "inconclusive"
-    assert steps_needed(*less_sure) == pytest.approx(4 * steps_needed(*unsure), rel=0.01)
-    enough = [
-        StepTime(steps=1, mean_s=0.1, share_se=0.02 / math.sqrt(steps_needed(*unsure) / 1000))
-        for _ in range(2)
-    ]
-    assert compare_runs(*enough).verdict == "no difference"
+    def pair(share_se, steps=1000):
+        return [StepTime(steps=steps, mean_s=0.1, share_se=share_se)] * 2
+
+    assert compare_runs(*pair(0.02)).verdict == "inconclusive"
+    needed = steps_needed(*pair(0.02))
+    assert steps_needed(*pair(0.04)) == pytest.approx(4 * needed, rel=0.01)
+    assert compare_runs(*pair(0.02 / math.sqrt(needed / 1000))).verdict == "no difference"
 
 
 @pytest.mark.parametrize("stretches", [[], [(1, 0.1)] * 20, [(100, 10.0)] * 15])

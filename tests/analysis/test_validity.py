@@ -1,7 +1,4 @@
-"""What counts is decided by the cache's proof, the machine's log and the plan: never by a time.
-
-Run: python -m pytest tests/analysis/test_validity.py
-"""
+"""What counts is decided by the cache's proof, the machine's log and the plan: never by a time."""
 
 from dataclasses import replace
 
@@ -12,7 +9,6 @@ from hypothesis import strategies as st
 
 from labkit.analysis.validity import disturbed_blocks, valid_trials, why_disturbed
 
-MB = 1_000_000
 NOT_COLD = {"resident_share_before": 0.5}  # of a trial that is labelled cold
 BUSY = {"other_cores": 0.75}
 
@@ -31,7 +27,6 @@ BUSY = {"other_cores": 0.75}
         ({"other_gpu_share": 0.06, "busiest_gpu_program": "train"},
          "other programs used 6.0 % of the GPU, most train"),
         ({"other_cores": 0.21}, "other programs took 21.0 % of a core"),
-        ({"other_cores": 3.5}, "other programs took 350.0 % of a core"),
         ({"swapped_in_pages": 1, "swapped_out_pages": 0}, "1 page swapped"),
         ({"swapped_in_pages": 4, "swapped_out_pages": 3}, "7 pages swapped"),
         ({"swapped_in_pages": None, "swapped_out_pages": 2}, "2 pages swapped"),
@@ -48,43 +43,53 @@ def test_a_machine_is_disturbed_for_three_reasons_and_no_other(log, reason):
 
 
 @pytest.mark.parametrize(
-    ("cores", "others", "is_disturbed"),
-    [(64, 6.4, False), (64, 6.5, True), (4, 0.4, False), (4, 0.5, True), (0, 0.3, True)],
+    ("machine", "others", "is_disturbed"),
+    [
+        ({"cores": 64}, 6.4, False),
+        ({"cores": 64}, 6.5, True),
+        ({"cores": 4}, 0.4, False),
+        ({"cores": 4}, 0.5, True),
+        ({"cores": 0}, 0.3, True),
+        ({"cpu_count": 64, "cores": 2}, 0.75, False),
+        ({}, 0.75, True),
+    ],
 )
-def test_other_programs_may_take_a_tenth_of_the_machines_cores(cores, others, is_disturbed):
-    log = {"other_cores": others}
-    assert bool(why_disturbed(log, cores)) is is_disturbed
-    blocks = disturbed_blocks([fake_logged(fake_trial("v", 0), **log)], cores)
-    assert bool(blocks) is is_disturbed
+def test_other_programs_may_take_a_tenth_of_the_machines_cores(machine, others, is_disturbed):
+    trials = [fake_logged(trial, other_cores=others) for trial in blocks_of(range(3))]
+    assert bool(valid_of(trials, provenance=machine).disturbed) is is_disturbed
 
 
-def test_trials_too_short_for_the_kernels_counters_are_judged_together():
-    # One hundredth of a second is 14 % of this trial's time, and 2 % of its block's.
-    trials = [fake_logged(fake_trial("v", 0), duration_s=0.07, steal_share=0.14)]
-    trials += [fake_logged(fake_trial("w", 0), duration_s=0.07) for _ in range(6)]
-    assert disturbed_blocks(trials, cores=2) == {}
-    busy = [fake_logged(fake_trial("v", 1), duration_s=0.1, other_cores=n) for n in (0.0, 0.5)]
-    assert disturbed_blocks([*trials, *busy], cores=2) == {
-        1: "v: other programs took 25.0 % of a core"
-    }
-    swapped = fake_logged(fake_trial("v", 2), duration_s=0.1, swapped_in_pages=2)
-    long = fake_logged(fake_trial("v", 0), duration_s=7.0, steal_share=0.14)
-    assert list(disturbed_blocks([swapped, *trials, long], cores=2)) == [0, 2]
+def logged(name, block, **log):
+    return fake_logged(fake_trial(name, block), **log)
 
 
-@pytest.mark.parametrize(("duration_s", "is_disturbed"), [(0.99, False), (1.0, True)])
-def test_from_a_second_on_a_trial_is_judged_by_itself(duration_s, is_disturbed):
-    trials = [fake_logged(fake_trial(name, 0), duration_s=duration_s) for name in "abcdefg"]
-    trials[0] = fake_logged(trials[0], steal_share=0.13)  # 1.9 % of all
-    assert bool(disturbed_blocks(trials, cores=2)) is is_disturbed
+# One hundredth of a second is 14 % of this trial's time, and 2 % of its block's.
+SHORT = [logged("v", 0, duration_s=0.07, steal_share=0.14)]
+SHORT += [logged("w", 0, duration_s=0.07) for _ in range(6)]
+SHORT_BUSY = [logged("v", 1, duration_s=0.1, other_cores=cores) for cores in (0.0, 0.5)]
+
+
+@pytest.mark.parametrize(
+    ("trials", "disturbed"),
+    [
+        (SHORT, {}),
+        ([*SHORT, *SHORT_BUSY], {1: "v: other programs took 25.0 % of a core"}),
+        ([*SHORT, logged("v", 2, duration_s=0.1, swapped_in_pages=2)], {2: "v: 2 pages swapped"}),
+        # From a second on a trial is judged by itself, otherwise by its share of all: 1.9 %.
+        *(([logged("v", 0, duration_s=s, steal_share=0.13)]
+           + [logged(name, 0, duration_s=s) for name in "abcdef"], disturbed) for s, disturbed in (
+            (0.99, {}), (1.0, {0: "v: 13.0 % of the CPU time was stolen by other machines"}))),
+    ],
+)  # fmt: skip
+def test_trials_too_short_for_the_kernels_counters_are_judged_together(trials, disturbed):
+    assert disturbed_blocks(trials, cores=2) == disturbed
 
 
 def test_two_variants_that_were_disturbed_in_a_block_are_named_and_more_are_counted():
-    trials = [fake_logged(fake_trial(name, 0), other_cores=1.0) for name in ("v", "w")]
+    trials = [logged(name, 0, other_cores=1.0) for name in "vwx"]
     why = "other programs took 100.0 % of a core"
-    assert disturbed_blocks(trials, cores=2) == {0: f"v: {why}, w: {why}"}
-    trials += [fake_logged(fake_trial(name, 0), other_cores=1.0) for name in ("x", "y")]
-    assert disturbed_blocks(trials, cores=2) == {0: f"4 variants, the first v: {why}"}
+    assert disturbed_blocks(trials[:2], cores=2) == {0: f"v: {why}, w: {why}"}
+    assert disturbed_blocks(trials, cores=2) == {0: f"3 variants, the first v: {why}"}
 
 
 def swaps(trial):
@@ -131,45 +136,40 @@ def valid_of(trials, *, mode="full", blocks=None, **more):
     return valid_trials(info, trials)
 
 
-def keys(valid):
-    """Which trials count, as a set of (variant, block, role, place in the run)."""
-    base = {(t.variant, b, t.role) for b, runs in valid.base_runs[""].items() for t in runs}
-    return base | {(name, b, "") for name, runs in valid.runs.items() for b in runs}
-
-
-def test_a_doubtful_trial_of_a_variant_costs_only_itself():
-    valid = valid_of(blocks_of(range(3), changed={("v", 1, ""): not_cold}))
-    assert sorted(valid.blocks) == [0, 1, 2]
-    assert {name: list(runs) for name, runs in valid.runs.items()} == {"v": [0, 2], "w": [0, 1, 2]}
-    assert valid.cache_violations == {"v": ("not cold: 50.0 % of the files were in memory",)}
+@pytest.mark.parametrize(
+    ("name", "role", "blocks", "of_v", "of_w"),
+    [
+        ("v", "", [0, 1, 2], [0, 2], [0, 1, 2]),
+        ("base", "A1", [0, 2], [0, 2], [0, 2]),
+        ("base", "A2", [0, 2], [0, 2], [0, 2]),
+    ],
+)
+def test_a_doubtful_trial_costs_itself_and_one_of_the_baseline_its_block(
+    name, role, blocks, of_v, of_w
+):
+    valid = valid_of(blocks_of(range(3), changed={(name, 1, role): not_cold}))
+    assert sorted(valid.blocks) == blocks
+    assert {each: list(runs) for each, runs in valid.runs.items()} == {"v": of_v, "w": of_w}
+    assert valid.cache_violations == {name: ("not cold: 50.0 % of the files were in memory",)}
     assert valid.disturbed == {}
-
-
-@pytest.mark.parametrize("role", ["A1", "A2"])
-def test_a_doubtful_trial_of_the_baseline_costs_its_block(role):
-    valid = valid_of(blocks_of(range(3), changed={("base", 1, role): not_cold}))
-    assert sorted(valid.blocks) == [0, 2]
-    assert {name: list(runs) for name, runs in valid.runs.items()} == {"v": [0, 2], "w": [0, 2]}
-    assert valid.cache_violations == {"base": ("not cold: 50.0 % of the files were in memory",)}
 
 
 def test_a_block_repeated_after_a_crash_counts_once_the_first_time():
     first = blocks_of(range(2))
     again = [replace(trial, machine_id="again") for trial in blocks_of(range(2))]
-    valid = valid_of([*first, *again, fake_trial("v", 0, status="failed")])
-    assert keys(valid) == keys(valid_of(first))
-    assert {t.machine_id for runs in valid.base_runs[""].values() for t in runs} == {"unknown"}
-    assert {t.machine_id for runs in valid.runs.values() for t in runs.values()} == {"unknown"}
+    valid, alone = (
+        valid_of(trials)
+        for trials in ([*first, *again, fake_trial("v", 0, status="failed")], first)
+    )
+    assert (valid.base_runs, valid.runs) == (alone.base_runs, alone.runs)
 
 
 def test_disturbed_blocks_are_left_out_only_where_enough_others_remain():
     disturbed = {("w", block, ""): busy for block in (1, 4)}
     valid = valid_of(blocks_of(range(8), changed=disturbed))
     assert valid.are_disturbed_left_out and valid.blocks == {0, 2, 3, 5, 6, 7}
-    assert {name: list(runs) for name, runs in valid.left_out_runs.items()} == {
-        "v": [1, 4],
-        "w": [1, 4],
-    }
+    left_out = {name: list(runs) for name, runs in valid.left_out_runs.items()}
+    assert left_out == {"v": [1, 4], "w": [1, 4]}
     valid = valid_of(blocks_of(range(7), changed=disturbed))
     assert not valid.are_disturbed_left_out and len(valid.blocks) == 7
     assert valid.undisturbed == {0, 2, 3, 5, 6}
@@ -204,22 +204,6 @@ def test_verdicts_take_a_mode_for_them_a_random_order_and_six_blocks(
     mode, shuffled, blocks, is_judged
 ):
     assert valid_of(blocks_of(range(blocks)), mode=mode, shuffled=shuffled).judged is is_judged
-
-
-@pytest.mark.parametrize(
-    ("machine", "are_disturbed"),
-    [({"cpu_count": 64, "cores": 2}, False), ({"cores": 64}, False), ({"cores": 4}, True),
-     ({}, True)],
-)  # fmt: skip
-def test_other_programs_are_measured_by_the_cores_of_the_machine(machine, are_disturbed):
-    trials = [fake_logged(trial, other_cores=0.75) for trial in blocks_of(range(3))]
-    assert bool(valid_of(trials, provenance=machine).disturbed) is are_disturbed
-
-
-def test_blocks_that_an_earlier_version_measured_in_addition_count_like_the_others():
-    # Of 6 planned blocks, 6 to 8 once replaced disturbed ones, and 12 to 17 were a second attempt.
-    valid = valid_of(blocks_of([*range(9), *range(12, 18)]), blocks=6)
-    assert valid.blocks == {*range(9), *range(12, 18)}
 
 
 keyed = st.tuples(

@@ -10,7 +10,7 @@ import labkit as lab
 from labkit import units
 from labkit.experiments.request import Request
 from labkit.machine import hardware
-from labkit.panel.form import AUTO, Form
+from labkit.panel.form import Form
 from labkit.records import EPOCHS, effective_settings
 from labkit.settings import AS_PUBLISHED, help_texts
 
@@ -50,35 +50,24 @@ def ticks(form):
     return [box.description for box in boxes if box.layout.display != "none"]
 
 
-def test_ticks_show_the_values_of_the_one_setting_that_varies():
-    form = Form(Request(experiment="prefetching"))
-    form.refresh()
-    assert ticks(form) == ["none (original)", "prefetch_generator", "data_prefetcher", "both"]
-    values = [units.text_of(n) for n in (hardware.cores(), 0, 2 * hardware.cores())]
-    form = Form(Request(experiment="workers"))
-    form.refresh()
-    assert [text.split()[0] for text in ticks(form)][:3] == values
-    assert ticks(form)[1] == "0 (no workers)"
-
-
-def test_ticks_show_labels_where_several_settings_vary():
-    form = Form(Request(experiment="opencv_vs_pil"))
-    form.refresh()
-    assert ticks(form) == ["pillow", "opencv", "simplejpeg"]
+def test_ticks_show_the_values_of_the_one_setting_that_varies_or_labels():
+    cores = hardware.cores()
+    values = [units.text_of(n) for n in (cores, 0, 2 * cores)]
+    for name, expected in (
+        ("prefetching", ["none (original)", "prefetch_generator", "data_prefetcher", "both"]),
+        ("workers", [values[0], "0 (no workers)", values[2]]),
+        ("opencv_vs_pil", ["pillow", "opencv", "simplejpeg"]),
+    ):
+        form = Form(Request(experiment=name))
+        form.refresh()
+        assert all(text.startswith(start) for text, start in zip(ticks(form), expected)), name
     assert labelled(form.box, "opencv").tooltip == "decoder=opencv, preprocessor=classification"
     # What only full mode varies has its field there.
     form = Form(Request(experiment="pin_memory"))
-    form.refresh()
-    assert labelled(form.box, "preprocessor").layout.display == "none"
-    labelled(form.box, "mode").value = "full"
-    form.refresh()
-    assert labelled(form.box, "preprocessor").layout.display is None
-
-
-def test_a_form_that_is_left_alone_asks_for_nothing(form):
-    assert form.refresh() == Request(experiment="prefetching")
-    assert labelled(form.box, "num_workers").value == AUTO
-    assert labelled(form.box, "pin_memory").value == AUTO
+    for mode, display in (("quick", "none"), ("full", None)):
+        labelled(form.box, "mode").value = mode
+        form.refresh()
+        assert labelled(form.box, "preprocessor").layout.display == display
 
 
 def test_what_is_changed_and_only_that_is_asked_for(form):
@@ -98,37 +87,92 @@ def test_what_is_changed_and_only_that_is_asked_for(form):
     assert form.request() == Request(experiment="prefetching")
 
 
-def test_a_value_that_is_added_makes_one_like_the_baseline():
-    form = Form(Request(experiment="workers"))
-    form.add()  # nothing is filled in
-    assert form.refresh() == Request(experiment="workers")
-    labelled(form.box, "num_workers").value = "77"
-    form.add()
-    assert form.refresh() == Request(experiment="workers", added=("num_workers=77",))
-    assert ticks(form)[-1] == "77"
-    assert labelled(form.box, "num_workers").value == ""
+def fill(form, values):
+    for name, value in values.items():
+        labelled(form.box, name).value = value
+
+
+def another(setting, value):
+    """A setting whose values are not among the ticks."""
+    return {"another setting": setting, "=": value}
+
+
+SECOND = "GPUs twice as fast as the loader: 2 GPUs"
+FIRST = "GPUs a third as fast as the loader: 1 GPU"
+
+
+@pytest.mark.parametrize(
+    ("experiment", "filled_in", "added"),
+    [
+        ("workers", [{}], {}),  # nothing is filled in
+        ("workers", [{"num_workers": "77"}],
+         {"num_workers=77": (None, {"num_workers": 77})}),
+        # Several values make one variant; a setting that did not vary may be one of them.
+        ("workers", [{"num_workers": "0", **another("decoder", "pillow")},
+                     another("decoder", "pillow")],
+         {"num_workers=0,decoder=pillow": (None, {"num_workers": 0, "decoder": "pillow"}),
+          "decoder=pillow": (None, {"decoder": "pillow"})}),
+        # A variant may be like any other, one of the user's own, too.
+        ("preprocessing", [{"like": "simplified", **another("num_workers", "7")},
+                           {"like": "simplified, num_workers=7", **another("decoder", "pillow")}],
+         {"simplified, num_workers=7": ("simplified", {"num_workers": 7}),
+          "simplified, num_workers=7,decoder=pillow":
+              ("simplified", {"num_workers": 7, "decoder": "pillow"})}),
+        # In groups it is added to the group of the one that it is like; what is there is not.
+        ("ranks", [another("num_workers", "16"), {"like": SECOND, "ranks": "1"},
+                   {"like": SECOND, "ranks": "8"}],
+         {f"{FIRST}, num_workers=16": (FIRST, {"num_workers": 16}),
+          f"{SECOND}, ranks=8": (SECOND, {"ranks": 8})}),
+    ],
+)  # fmt: skip
+def test_values_that_are_filled_in_make_variants_like_the_baseline_or_another(
+    experiment, filled_in, added
+):
+    form = Form(Request(experiment=experiment))
+    for values in filled_in:
+        form.refresh()
+        fill(form, values)
+        form.add()
+    assert form.refresh() == Request(experiment=experiment, added=tuple(added))
     built = form.request().build()
-    base = built.settings[built.baseline]
-    assert built.settings["num_workers=77"] == replace(base, num_workers=77)
-    labelled(form.box, "77").value = False  # it leaves nothing behind
-    assert form.request() == Request(experiment="workers")
-    labelled(form.box, "num_workers").value = "77"
-    form.add()
-    assert form.request().added == ("num_workers=77",)
-    labelled(form.box, "baseline").value = "num_workers=77"
-    assert form.request().build().baseline == "num_workers=77"
+    for label, (like, changes) in added.items():
+        variant, other = built.variants[label], built.variants[like or built.baseline]
+        assert variant.settings == replace(other.settings, **changes)
+        assert (variant.group, variant.published) == (other.group, None)
+        if built.has_groups:
+            assert variant.name == label.removeprefix(f"{other.group}: ")
+    if built.has_groups:
+        assert len(built.run_fields(built.variants)["baselines"]) == 2
+    elif added:
+        labelled(form.box, ticks(form)[-1]).value = False  # it leaves nothing behind
+        assert form.request().added == tuple(added)[:-1]
     form.reset()
-    assert form.refresh() == Request(experiment="workers")
+    assert form.refresh() == Request(experiment=experiment)
 
 
-def test_a_value_that_is_there_is_ticked():
+@pytest.mark.parametrize(
+    ("setting", "offered"), [("decoder", {"pillow", "simplejpeg"}), ("pin_memory", {"yes", "no"})]
+)
+def test_the_values_of_another_setting_are_offered(setting, offered):
+    form = Form(Request(experiment="workers"))
+    labelled(form.box, "another setting").value = setting
+    assert offered <= {*labelled(form.box, "=").options}
+
+
+def test_a_value_that_is_there_is_ticked_and_an_added_one_may_be_the_baseline():
     form = Form(Request(experiment="workers"))
     form.refresh()
     labelled(form.box, "0 (no workers)").value = False
     assert "no workers" not in form.request().variants
-    labelled(form.box, "num_workers").value = "0"
+    fill(form, {"num_workers": "0"})
     form.add()
     assert form.request() == Request(experiment="workers")
+    fill(form, {"num_workers": "77"})
+    form.add()
+    form.refresh()
+    assert (labelled(form.box, "num_workers").value, ticks(form)[-1]) == ("", "77")
+    labelled(form.box, "baseline").value = "num_workers=77"
+    assert form.request().build().baseline == "num_workers=77"
 
 
 def test_a_value_that_full_mode_measures_anyway_is_shown_once_there():
@@ -149,78 +193,6 @@ def test_a_value_that_full_mode_measures_anyway_is_shown_once_there():
     assert [settings.prefetch_factor for settings in in_order] == [2, 1, 4, 8]
 
 
-def test_several_values_make_one_variant_and_a_setting_that_varied_not_may_be_one_of_them():
-    form = Form(Request(experiment="workers"))
-    labelled(form.box, "num_workers").value = "0"
-    labelled(form.box, "another setting").value = "decoder"
-    assert {"pillow", "simplejpeg"} <= {*labelled(form.box, "=").options}
-    labelled(form.box, "=").value = "pillow"
-    form.add()
-    (own,) = form.refresh().added
-    built = form.request().build()
-    assert (built.settings[own].num_workers, built.settings[own].decoder) == (0, "pillow")
-    assert ticks(form)[-1] == own == "num_workers=0,decoder=pillow"
-    labelled(form.box, "another setting").value = "decoder"
-    labelled(form.box, "=").value = "pillow"
-    form.add()
-    form.refresh()
-    assert ticks(form)[-1] == "decoder=pillow"
-    assert ticks(form)[1] == "0 (no workers)"
-
-
-def test_a_variant_may_be_like_any_other():
-    form = Form(Request(experiment="preprocessing"))
-    form.refresh()
-    assert labelled(form.box, "like").options == ("original", "vectorized", "simplified")
-    assert labelled(form.box, "like").value == "original"
-    labelled(form.box, "like").value = "simplified"
-    labelled(form.box, "another setting").value = "num_workers"
-    labelled(form.box, "=").value = "7"
-    form.add()
-    own = "simplified, num_workers=7"
-    assert form.refresh() == Request(experiment="preprocessing", added=(own,))
-    assert ticks(form)[-1] == own
-    labelled(form.box, "like").value = own  # one of the user's own, too
-    labelled(form.box, "another setting").value = "decoder"
-    labelled(form.box, "=").value = "pillow"
-    form.add()
-    both = f"{own},decoder=pillow"
-    assert form.refresh().added == (own, both)
-    built = form.request().build().variants
-    assert built[own].settings == replace(built["simplified"].settings, num_workers=7)
-    assert built[both].settings == replace(built[own].settings, decoder="pillow")
-    assert (built["simplified"].published, built[own].published) == (0.661, None)
-
-
-def test_a_variant_in_groups_is_added_to_the_group_of_the_one_that_it_is_like():
-    form = Form(Request(experiment="ranks"))
-    form.refresh()
-    like = labelled(form.box, "like")
-    labelled(form.box, "another setting").value = "num_workers"
-    labelled(form.box, "=").value = "16"
-    form.add()
-    assert form.refresh().added == (f"{like.options[0]}, num_workers=16",)
-    second = "GPUs twice as fast as the loader: 2 GPUs"
-    like.value = second
-    labelled(form.box, "ranks").value = "1"
-    form.add()  # which is there
-    assert len(form.refresh().added) == 1
-    like.value = second
-    labelled(form.box, "ranks").value = "8"
-    form.add()
-    own = f"{second}, ranks=8"
-    assert form.refresh().added[1:] == (own,)
-    built = form.request().build()
-    assert built.variants[own] == replace(
-        built.variants[second],
-        settings=replace(built.settings[second], ranks=8),
-        name="2 GPUs, ranks=8",
-    )
-    assert built.run_fields(built.variants)["baselines"].keys() == {
-        "GPUs a third as fast as the loader", "GPUs twice as fast as the loader",
-    }  # fmt: skip
-
-
 @pytest.mark.parametrize(
     ("experiment", "text", "message"),
     [
@@ -228,8 +200,12 @@ def test_a_variant_in_groups_is_added_to_the_group_of_the_one_that_it_is_like():
         ("lookups", "num_workers=8", "add must be left out of lookups, which times single "),
         ("preprocessing", "vectorized, preprocessor=on_device", "which is 'simplified'"),
         ("preprocessing", "simple, num_workers=8", "variant must be setting=value with one of "),
+        *(("workers", text, "variant must be setting=value with one of images, ")
+          for text in ("workers=3", "data=/home/ada", "storage=/home/ada")),
+        ("workers", "num_workers=many", "num_workers must be a whole number, got 'many'"),
+        ("workers", "pin_memory=maybe", "pin_memory must be yes or no, got 'maybe'"),
     ],
-)
+)  # fmt: skip
 def test_a_variant_that_cannot_be_added_is_refused(experiment, text, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         lab.choose(lab.experiment(experiment), add=[text])
@@ -252,21 +228,6 @@ def test_a_value_that_is_none_is_refused_and_stays_to_be_corrected(setting, valu
     assert form.refresh() == Request(experiment="workers")
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ("workers=3", "variant must be setting=value with one of images, "),
-        ("data=/home/ada", "variant must be setting=value with one of images, "),
-        ("storage=/home/ada", "variant must be setting=value with one of images, "),
-        ("num_workers=many", "num_workers must be a whole number, got 'many'"),
-        ("pin_memory=maybe", "pin_memory must be yes or no, got 'maybe'"),
-    ],
-)
-def test_changes_that_cannot_be_read_are_refused(changes, message):
-    with pytest.raises(ValueError, match=re.escape(message)):
-        lab.choose(lab.experiment("workers"), add=[changes])
-
-
 def test_the_help_says_what_auto_means_now(form):
     form.refresh()
     assert help_of(form, "input_px").startswith("auto: 256 · ")
@@ -282,7 +243,9 @@ def test_the_help_says_what_auto_means_now(form):
     assert "auto" not in help_of(form, "device")
 
 
-def test_a_form_keeps_the_protocol_that_it_was_given():
+def test_a_form_keeps_what_it_was_given():
+    start = Request(experiment="storage", settings={"storage": "modelled_hdd"})
+    assert Form(start).request() == start  # which no control shows
     start = Request(experiment="prefetching", protocol=AS_PUBLISHED)
     form = Form(start)
     assert form.refresh() == start
@@ -296,11 +259,10 @@ def test_variants_of_full_mode_are_offered_there_alone():
     form = Form(Request(experiment="combined"))
     known = lab.experiment("combined").variants
     label = next(label for label, variant in known.items() if variant.full_only)
-    form.refresh()
-    assert labelled(form.box, label).layout.display == "none"
-    labelled(form.box, "mode").value = "full"
-    form.refresh()
-    assert labelled(form.box, label).layout.display is None
+    for mode, display in (("quick", "none"), ("full", None)):
+        labelled(form.box, "mode").value = mode
+        form.refresh()
+        assert labelled(form.box, label).layout.display == display
     assert form.request().variants == ()
 
 
@@ -310,8 +272,3 @@ def test_a_roofline_is_asked_for_where_epochs_are_timed(form):
     for other in ("operations", "stalls"):
         box = Form(Request(experiment=other)).box
         assert "roofline" not in {getattr(w, "description", "") for w in below(box)}
-
-
-def test_what_no_control_shows_is_still_asked_for():
-    start = Request(experiment="storage", settings={"storage": "modelled_hdd"})
-    assert Form(start).request() == start

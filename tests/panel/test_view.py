@@ -11,7 +11,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from fake_runs import fake_roofline, save_run
+from fake_runs import fake_roofline, save_rows, save_run
+from fakes import fake_info, fake_trials
 from small import SMALL
 from widgets import below, labelled
 
@@ -135,9 +136,14 @@ def missing(chart):
     ]
 
 
-def test_variants_appear_in_the_chart_as_trials_finish(tmp_path, monkeypatch):
+@pytest.fixture
+def drawn_at_once(monkeypatch):
+    """A panel draws after each trial, however short."""
     monkeypatch.setattr(job, "LEAST_PAUSE_S", 0)
-    monkeypatch.setattr(job, "DRAWING_PAUSES", 0)  # after each trial, however short
+    monkeypatch.setattr(job, "DRAWING_PAUSES", 0)
+
+
+def test_variants_appear_in_the_chart_as_trials_finish(tmp_path, drawn_at_once):
     box = lab.panel("preprocessing", results=tmp_path)
     folder = tmp_path / "preprocessing" / "20260101T000000Z-aaaa"
     shutil.copytree(EXAMPLE, folder)
@@ -168,36 +174,33 @@ def test_variants_appear_in_the_chart_as_trials_finish(tmp_path, monkeypatch):
     assert [len(missing(chart)) for chart in drawn[:4]] == [3, 2, 1, 0]
 
 
-def test_what_the_user_chose_to_see_stays_while_a_run_goes_on(earlier, monkeypatch):
-    monkeypatch.setattr(job, "LEAST_PAUSE_S", 0)
-    monkeypatch.setattr(job, "DRAWING_PAUSES", 0)  # after each trial, however short
+def test_what_the_user_chose_to_see_stays_while_a_run_goes_on(earlier, drawn_at_once):
     oldest, _ = lab.list_runs(earlier)
     box = lab.panel("preprocessing", results=earlier)
     current = earlier / "preprocessing" / "20260103T000000Z-cccc"
     drawn = []
-
-    def choose(folder):
-        listed(box).value = (folder,)
-        press(box, "Show")
 
     def run(cancel, progress):
         shutil.copytree(EXAMPLE, current)
         info = lab.find_run(current).info
         write_info(current, replace(info, status="running"))
         progress.begin(current)
-        progress.start(total=5, done=0)
-        for folder in (None, oldest, current, oldest):
+        progress.start(total=3, done=0)
+        for folder in (None, oldest, current):
             if folder is not None:
-                choose(folder)
+                listed(box).value = (folder,)
+                press(box, "Show")
             progress.advance()
             drawn.append(box.run.folder)
+        listed(box).value = (oldest,)
+        press(box, "Show")
         write_info(current, info)
         return lab.find_run(current)
 
     job.start("preprocessing", run)
     finish()
     assert shown(box, "error") == ""
-    assert drawn == [current, oldest, current, oldest]
+    assert drawn == [current, oldest, current]
     assert said(box, "status").startswith("finished")
     assert box.run.folder == oldest
 
@@ -292,29 +295,23 @@ def test_several_runs_stand_side_by_side_and_are_exported_as_one_figure(earlier)
     assert f"saved {earlier / 'reports'}" in said(box, "exported")
 
 
-def test_a_colleagues_run_stands_in_the_list_with_its_machine(earlier, tmp_path):
+def test_a_colleagues_run_and_a_roofline_stand_in_the_list_of_their_experiment(earlier, tmp_path):
     lab.open_shared(lab.find_run(EXAMPLE).share(tmp_path / "run.labkit.zip"), earlier)
-    box = lab.panel("preprocessing", results=earlier)
-    lines = cells(box)
-    assert len(lines) == 3
-    assert sum("machine" in line[-1] for line in lines) == 1
-
-
-def test_a_roofline_stands_among_the_runs_of_its_experiment(earlier):
     save_run(earlier, fake_roofline())
     box = lab.panel("preprocessing", roofline=True, results=earlier)
-    lines = cells(box)
-    assert ["roofline" in line[-1] for line in lines].count(True) == 1
-    assert len(lines) == 3
+    notes = [line[-1] for line in cells(box)]
+    assert len(notes) == 4
+    assert (
+        sum("machine" in note for note in notes) == sum("roofline" in note for note in notes) == 1
+    )
     assert f"labkit roofline preprocessing --mode quick --results {earlier}" in said(box, "again")
 
 
 def test_a_run_is_drawn_whatever_its_experiment_is_called(small, tmp_path):
     own = replace(small, name="my_roofline_test")
-    box = lab.panel(own, blocks=1, results=tmp_path)
-    press(box, "Run")
-    finish()
-    assert "<table" in shown(box, "result")
+    info = fake_info(["opencv", "pillow"], experiment=own.name)
+    save_rows(tmp_path, info, fake_trials({"opencv": 1.0, "pillow": 0.9}))
+    assert "<table" in shown(lab.panel(own, results=tmp_path), "result")
 
 
 def test_a_killed_run_is_called_stopped_and_a_broken_one_hides_no_other(earlier):

@@ -1,7 +1,4 @@
-"""Advice for data of a size is read from measured rows of this machine, and from nothing else.
-
-Run: python -m pytest tests/report/test_advise.py
-"""
+"""Advice for data of a size is read from measured rows of this machine, and from nothing else."""
 
 import re
 from dataclasses import replace

@@ -80,11 +80,7 @@ def test_media_in_memory_are_compared_with_warm_disks_each_pair_once():
     assert list(found.index) == [("tmpfs", "hdd, warm"), ("tmpfs", "ssd, warm")]
     assert found.loc["tmpfs", "ssd, warm"]["ratio"] == pytest.approx(2.84 / 2.85)
     assert set(found["verdict"]) == {""}  # quick mode
-    twice = against_memory({**MEDIA, "ssd, warm too": MEDIA["ssd, warm"]})
-    assert twice.index.is_unique
-
-
-def test_full_mode_judges_each_comparison():
+    assert against_memory({**MEDIA, "ssd, warm too": MEDIA["ssd, warm"]}).index.is_unique
     verdicts = against_memory(mode="full", blocks=10)["verdict"]
     assert verdicts["tmpfs", "hdd, warm"] == "no practical difference"
 
@@ -145,9 +141,6 @@ def test_pixels_that_differ_by_design_have_their_distance_beside_their_cost():
 def test_what_reads_the_data_as_it_is_has_no_row_of_its_own_but_the_baseline():
     found = costs({"original": 1.0, "packed": 0.8, "other loader": 1.2}, {"packed": pack(7.0)})
     assert [*found["What storing costs"].data.index] == ["original", "packed"]
-
-
-def test_where_all_read_the_data_as_it_is_there_is_no_table():
     assert costs({"original": 1.0, "both": 0.5}, {}) == {}
 
 
@@ -210,22 +203,17 @@ def test_each_model_predicts_as_its_sum_says(variant, expected):
     assert found == [x and pytest.approx(x) for x in expected]
 
 
-def test_a_variant_that_differs_in_more_than_the_factors_is_no_combination():
+def test_what_differs_in_more_than_the_factors_or_has_no_number_is_told_apart():
     arms = {**factorial(), "more workers": (arm("ssd", num_workers=8), 0.5)}
     found = predictions(arms)
     assert "more workers" not in found.index
     assert found.loc["ssd none on_device", "additive"] == pytest.approx(1 - 0.1 - 0.3)
-
-
-def test_a_combination_without_a_number_keeps_its_predictions_and_its_reason():
-    arms = factorial()
-    arms["ssd none on_device"] = arms["ssd none on_device"][0], None
-    row = predictions(arms, skipped={"ssd none on_device": "no such disk"}).loc[
-        "ssd none on_device"
+    name = "ssd none on_device"
+    row = predictions(arms | {name: (arms[name][0], None)}, skipped={name: "no such disk"}).loc[
+        name
     ]
     assert math.isnan(row["measured"])
-    assert row["additive"] == pytest.approx(0.6)
-    assert row["remark"] == "skipped: no such disk"
+    assert (row["additive"], row["remark"]) == (pytest.approx(0.6), "skipped: no such disk")
 
 
 def test_a_quick_run_shows_what_was_measured_and_the_documents_own_sums(tmp_path, monkeypatch):
@@ -296,15 +284,10 @@ def test_only_the_first_epoch_is_cold_where_memory_holds_the_data():
     assert base["total_h"] == pytest.approx((first_s + 99 * later_s) / 3600)
     fast_s = scaled_s(3, 10) + 99 * scaled_s(2, 10)
     assert fast["saved_h"] == pytest.approx((first_s + 99 * later_s - fast_s) / 3600)
-
-
-def test_starting_up_does_not_grow_with_the_images():
-    short, long = (
-        timed().savings(epochs=2, images=n).data.loc["original", "first_epoch_s"]
-        for n in (160, 1_600_000)
-    )
-    assert short == pytest.approx(6)
-    assert long == pytest.approx(0.01 + 10_000 * 5.99)
+    # Later epochs are the mean of all that were measured.
+    epochs_s = {"original": (6.0, 4.0, 5.0, 6.0), "fast": (3.0, 2.0, 1.0, 3.0)}
+    found = timed(epochs_s=epochs_s).savings(**HUNDRED).data
+    assert list(found["later_epoch_s"]) == pytest.approx([scaled_s(5, 10), scaled_s(2, 10)])
 
 
 def test_every_epoch_is_cold_where_memory_does_not_hold_the_full_data_set():
@@ -316,13 +299,7 @@ def test_every_epoch_is_cold_where_memory_does_not_hold_the_full_data_set():
     assert not_fits["total_h"] == pytest.approx(100 * not_fits["first_epoch_s"] / 3600)
 
 
-def test_later_epochs_are_the_mean_of_all_that_were_measured():
-    epochs_s = {"original": (6.0, 4.0, 5.0, 6.0), "fast": (3.0, 2.0, 1.0, 3.0)}
-    found = timed(epochs_s=epochs_s).savings(**HUNDRED).data
-    assert list(found["later_epoch_s"]) == pytest.approx([scaled_s(5, 10), scaled_s(2, 10)])
-
-
-def test_data_in_memory_is_out_where_it_does_not_fit():
+def test_data_that_memory_cannot_hold_is_not_extrapolated_from_memory():
     times = {"hdd": 10.0, "tmpfs": 5.0}
     tight = timed(times, in_memory=["tmpfs"], memory_bytes=TIGHT).savings(**HUNDRED)
     assert tight.notes[0].startswith("No variant is measurably faster")
@@ -331,9 +308,7 @@ def test_data_in_memory_is_out_where_it_does_not_fit():
     roomy = timed(times, in_memory=["tmpfs"]).savings(**HUNDRED).data.loc["tmpfs"]
     assert roomy["remark"] == "without the copy into memory"
     assert roomy["saved_h"] > 0
-
-
-def test_a_warm_run_is_not_extrapolated_to_data_that_memory_cannot_hold():
+    # Nor is a warm run.
     tight = timed(labels=WARM, memory_bytes=TIGHT).savings(**HUNDRED).data
     assert tight["total_h"].isna().all()
     assert tight.loc["fast", "remark"].startswith("measured warm, but")
@@ -341,23 +316,13 @@ def test_a_warm_run_is_not_extrapolated_to_data_that_memory_cannot_hold():
     assert list(roomy["remark"]) == ["without the first, cold epoch"] * 2
 
 
-@pytest.mark.parametrize(
-    ("asked", "message"),
-    [
-        ({"epochs": 0}, "epochs must be at least 1, got 0"),
-        ({"images": 0}, "images must be at least 1, got 0"),
-    ],
-)
-def test_arguments_out_of_range_are_refused(asked, message):
-    with pytest.raises(ValueError, match=message):
-        timed().savings(**{**HUNDRED, **asked})
-
-
-def test_savings_of_a_roofline_name_the_run_to_take():
-    run = find_run(EXAMPLES / "textbook_roofline")
+@pytest.mark.parametrize("name", ["epochs", "images"])
+def test_arguments_out_of_range_and_rooflines_are_refused(name):
+    with pytest.raises(ValueError, match=f"{name} must be at least 1, got 0"):
+        timed().savings(**{**HUNDRED, name: 0})
     message = "without groups, got textbook_roofline; take a run of textbook$"
     with pytest.raises(ValueError, match=message):
-        run.savings(**HUNDRED)
+        find_run(EXAMPLES / "textbook_roofline").savings(**HUNDRED)
 
 
 def test_savings_name_what_stood_in_above_the_table():

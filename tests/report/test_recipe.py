@@ -1,8 +1,6 @@
 """A recipe delivers the batches of its variant, runs as a program, and cannot be made to do else.
 
 Recipes run in processes of their own, in which no labkit can be imported.
-
-Run: python -m pytest tests/report/test_recipe.py
 """
 
 import ast
@@ -242,7 +240,7 @@ def delivered(photos, tmp_path_factory):
         (tree / f"class {i % 2}").mkdir(parents=True, exist_ok=True)
         shutil.copy(file, tree / f"class {i % 2}")
     for changes in CASES:
-        settings = completed(**{**FEW, "data": str(data), **changes})
+        settings = completed(**{**FEW, "images": 16, "data": str(data), **changes})
         case = Case(root / "cases" / name_of(changes), settings)
         cases[name_of(changes)] = case.write(recipe_of(**asdict(settings)))
         if resolve.source_folder(settings) != data_folder(settings.data):
@@ -354,18 +352,14 @@ def test_labels_of_a_tree_are_its_folders(delivered):
         assert abs(sum(labels) - len(labels) / 2) <= 1  # half of the images
 
 
-@pytest.mark.parametrize(
-    ("manifest", "images", "boxes"),
-    [
-        ("unknown", "far/val2017", "far/annotations/instances_val2017.json"),
-        ("abc", "far/val2017/images", "far/val2017/annotations.json"),  # labkit made it
-    ],
-)
-def test_data_of_another_machine_is_named_as_it_lies_there(manifest, images, boxes):
-    about = {"boxes": "coco", "data_hash": manifest}
-    text = recipe_of(about, data="far/val2017")
-    assert f"FOLDER = Path('{images}')\n" in text
-    assert f"ANNOTATIONS = Path('{boxes}')\n" in text
+def test_data_of_another_machine_is_named_as_it_lies_there():
+    for manifest, images, boxes in (
+        ("unknown", "val2017", "annotations/instances_val2017.json"),
+        ("abc", "val2017/images", "val2017/annotations.json"),  # labkit made it
+    ):
+        text = recipe_of({"boxes": "coco", "data_hash": manifest}, data="far/val2017")
+        assert f"FOLDER = Path('far/{images}')\n" in text
+        assert f"ANNOTATIONS = Path('far/{boxes}')\n" in text
 
 
 # --- programs ---------------------------------------------------------------------------------
@@ -408,16 +402,16 @@ def test_every_variant_of_the_catalog_has_a_recipe(tmp_path):
     variants = {}
     for name, protocol in itertools.product(lab.CATALOG, (CORRECTED, AS_PUBLISHED)):
         with contextlib.suppress(ValueError):  # not every document's experiment has its own order
-            found = lab.experiment(name, protocol=protocol).settings
-            variants |= {(name, protocol, label): settings for label, settings in found.items()}
-    for number, ((name, *_), settings) in enumerate(variants.items()):
-        uses_one_gpu = (settings.ranks, settings.exchange) == (1, "all_reduce")
+            for settings in lab.experiment(name, protocol=protocol).settings.values():
+                uses_one_gpu = (settings.ranks, settings.exchange) == (1, "all_reduce")
+                if settings.loader not in OUTSIDE and uses_one_gpu:
+                    variants.setdefault(settings, name)
+    for number, (settings, name) in enumerate(variants.items()):
         changes = asdict(settings) | FEW | {"preprocessor": settings.preprocessor}
-        run = make_run({"it": 1.0}, variants={"it": changes}, experiment=name)
-        if settings.loader not in OUTSIDE and uses_one_gpu:
-            text = run.recipe()
-            assert "import labkit" not in text and "from labkit" not in text
-            (tmp_path / f"{number}.py").write_text(text, encoding="utf-8")
+        text = make_run({"it": 1.0}, variants={"it": changes}, experiment=name).recipe()
+        assert "import labkit" not in text and "from labkit" not in text
+        (tmp_path / f"{number}.py").write_text(text, encoding="utf-8")
+    assert len(variants) > 100
     check = ["ruff", "check", "--isolated", "--line-length", "100", "--select", "E,F,I", tmp_path]
     checked = subprocess.run([sys.executable, "-m", *check], capture_output=True, text=True)
     assert checked.returncode == 0, checked.stdout
@@ -456,19 +450,15 @@ def trained(delivered, photos, tmp_path_factory):
 
 
 @pytest.mark.parametrize("program", [*SHIPPED, *LOOPS])
-def test_a_program_trains(program, trained):
+def test_a_program_trains_as_its_variant_does(program, trained):
     check_no_error(trained[program])
     printed = (trained[program] / "printed.txt").read_text()
     assert len(re.findall(r"epoch \d: loss \d+\.\d+, [0-9.]+ images/s\n", printed)) == 2
-
-
-@pytest.mark.parametrize("name", LOOPS)
-def test_a_training_loop_does_what_its_variant_does(name, trained):
-    assert LOOPS[name][1] in (trained[name] / "printed.txt").read_text()
-    if "checkpoint" in name:
+    assert LOOPS.get(program, ({}, ""))[1] in printed
+    if "checkpoint" in program:
         import torch
 
-        saved = torch.load(trained[name] / "checkpoint.pth")
+        saved = torch.load(trained[program] / "checkpoint.pth")
         assert set(saved) == {"model", "optimizer"}
         assert all(tensor.isfinite().all() for tensor in saved["model"].values())
 
@@ -584,15 +574,6 @@ def test_what_a_program_does_otherwise_than_the_run_is_said(changes, words):
     assert words in comments_of(run.recipe("it"))
 
 
-def test_a_prefetcher_of_an_earlier_version_has_no_recipe_but_its_run_opens():
-    run = make_run(
-        {"original": 1.0, "it": 0.5}, variants={"it": {"prefetcher": "both_as_published"}}
-    )
-    assert [row.variant for row in run.summary.rows] == ["original", "it"]
-    with pytest.raises(ValueError, match=r"prefetcher of a recipe must .* got 'both_as_"):
-        run.recipe("it")
-
-
 def test_a_batch_asked_for_after_the_step_is_fetched_after_it():
     for name, is_last in (("data_prefetcher", False), ("data_prefetcher_step_first", True)):
         run = make_run({"original": 1.0, "it": 0.5}, variants={"it": {"prefetcher": name}})
@@ -600,12 +581,9 @@ def test_a_batch_asked_for_after_the_step_is_fetched_after_it():
         assert (text.rindex("following = preload()") > text.index("yield ")) == is_last
 
 
-def test_where_nothing_beat_the_baseline_its_own_recipe_comes():
+def test_where_nothing_beat_the_baseline_its_own_recipe_comes_and_of_a_roofline_the_fastest_gpus():
     text = make_run({"original": 1.0, "both": 1.2}, variants={"both": {"seed": 1}}).recipe()
     assert "No variant is measurably faster than the baseline" in text
-
-
-def test_a_recipe_of_a_roofline_is_for_the_fastest_gpu():
     run = lab.find_run(EXAMPLES / "textbook_roofline")
     best, chosen = comments_of(run.recipe()), comments_of(run.recipe("with OpenCV"))
     assert "fastest variant 'x = 8: with threads', baseline 'x = 8: textbook'" in best
@@ -613,64 +591,51 @@ def test_a_recipe_of_a_roofline_is_for_the_fastest_gpu():
 
 
 GONE = {"original": 1.0, "gone": 1.0}
-REFUSED = {
-    "unknown variant": (
-        lambda: make_run({"original": 1.0, "both": 0.8}).recipe("bth"),
-        r"variant must be one of both, original, got 'bth'$",
-    ),
-    "skipped variant": (
-        lambda: make_run(
-            GONE, trials=fake_trials({"original": 1.0}), skipped={"gone": "no such disk"}
-        ).recipe("gone"),
-        r"variant must have been measured, got 'gone', skipped: no such disk$",
-    ),
-    "nothing measured": (
-        lambda: make_run(GONE, trials=[]).recipe(),
-        r"run must hold a complete block of its baseline, got none in 20250102T030405Z-abcd; ",
-    ),
-    "operations": (
-        lambda: make_run(GONE, experiment="operations", groups={"a": "b"}).recipe(),
-        r"run must be of an experiment without groups, got operations; ",
-    ),
-    "decoder unknown here": (
-        lambda: recipe_of(decoder="mine"),
-        r"decoder of a recipe must be one of .*, got 'mine'; take the recipe of a variant with ",
-    ),
-    "sink unknown here": (
-        lambda: recipe_of(report_every=1, report_to="mine"),
-        r"report_to must be one of .*, got 'mine'$",
-    ),
-    "a thread ahead of threads": (
-        lambda: recipe_of(loader="threads", prefetcher="prefetch_generator"),
-        "loader of a recipe must be torch or .* beside .*, got 'threads'$",
-    ),
-    "Pillow's preprocessing of OpenCV's pixels": (
-        lambda: recipe_of(preprocessor="classification_pillow"),
-        "decoder of a recipe must be pillow beside classification_pillow, .*, got 'opencv'$",
-    ),
-    "a detector's pack": (
-        lambda: recipe_of(preprocessor="on_device", packing="raw"),
-        "packing of a recipe must be folder beside on_device, .*, got 'raw'$",
-    ),
+BASELINE_ONLY = fake_trials({"original": 1.0})
+# A run, the variant whose recipe is asked for, and how the message begins; or settings alone.
+REFUSED_RUNS = {
+    "unknown variant": (make_run({"original": 1.0, "both": 0.8}), "bth",
+        r"variant must be one of both, original, got 'bth'$"),
+    "skipped variant": (make_run(GONE, trials=BASELINE_ONLY, skipped={"gone": "no such disk"}),
+        "gone", r"variant must have been measured, got 'gone', skipped: no such disk$"),
+    "nothing measured": (make_run(GONE, trials=[]), None,
+        r"run must hold a complete block of its baseline, got none in 20250102T030405Z-abcd; "),
+    "operations": (make_run(GONE, experiment="operations", groups={"a": "b"}), None,
+        r"run must be of an experiment without groups, got operations; "),
     "a detector without boxes": (
-        lambda: recipe_of(about={"boxes": "synthesized"}, preprocessor="on_device"),
-        "data must have boxes for a recipe that trains a detector, got none ",
-    ),
-    "several GPUs": (
-        lambda: recipe_of(ranks=2),
-        "variant must be of one GPU to be written as a program, got 'it'; ",
-    ),
-    **{
-        loader: (
-            lambda loader=loader: recipe_of(loader=loader),
-            rf"loader of a recipe must be one of .*, got '{loader}'; take ",
-        )
-        for loader in OUTSIDE
-    },
-}
+        make_run({"it": 1.0}, variants={"it": {"preprocessor": "on_device"}},
+                 data={"boxes": "synthesized"}), None,
+        "data must have boxes for a recipe that trains a detector, got none "),
+}  # fmt: skip
+REFUSED_SETTINGS = {
+    "decoder unknown here": ({"decoder": "mine"},
+        r"decoder of a recipe must be one of .*, got 'mine'; take the recipe of a variant with "),
+    "sink unknown here": ({"report_every": 1, "report_to": "mine"},
+        r"report_to must be one of .*, got 'mine'$"),
+    "a prefetcher of an earlier version": ({"prefetcher": "both_as_published"},
+        r"prefetcher of a recipe must .* got 'both_as_"),
+    "a thread ahead of threads": ({"loader": "threads", "prefetcher": "prefetch_generator"},
+        "loader of a recipe must be torch or .* beside .*, got 'threads'$"),
+    "Pillow's preprocessing of OpenCV's pixels": ({"preprocessor": "classification_pillow"},
+        "decoder of a recipe must be pillow beside classification_pillow, .*, got 'opencv'$"),
+    "a detector's pack": ({"preprocessor": "on_device", "packing": "raw"},
+        "packing of a recipe must be folder beside on_device, .*, got 'raw'$"),
+    "several GPUs": ({"ranks": 2},
+        "variant must be of one GPU to be written as a program, got 'it'; "),
+    **{loader: ({"loader": loader}, rf"loader of a recipe must be one of .*, got '{loader}'; take ")
+       for loader in OUTSIDE},
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(("write", "message"), REFUSED.values(), ids=REFUSED)
-def test_what_cannot_be_written_is_one_sentence(write, message):
+@pytest.mark.parametrize(
+    ("run", "variant", "message"),
+    [
+        *REFUSED_RUNS.values(),
+        *((make_run({"it": 1.0}, variants={"it": changes}), None, message)
+          for changes, message in REFUSED_SETTINGS.values()),
+    ],
+    ids=[*REFUSED_RUNS, *REFUSED_SETTINGS],
+)  # fmt: skip
+def test_what_cannot_be_written_is_one_sentence(run, variant, message):
     with pytest.raises(ValueError, match=f"^{message}"):
-        write()
+        run.recipe(variant)

@@ -12,7 +12,7 @@ import labkit as lab
 from labkit.claims import ledger
 from labkit.machine import hardware
 from labkit.report import figures, words
-from labkit.report.report import changes
+from labkit.report.report import changes, overview
 from labkit.runs.store import from_json, to_json
 from labkit.settings import AS_PUBLISHED
 
@@ -91,9 +91,9 @@ def write_nasty(results):
 # --- the files ----------------------------------------------------------------------------
 
 
-def test_one_run_is_written_into_its_own_folder(tmp_path, monkeypatch):
+def test_one_run_is_written_into_its_own_folder_and_links_lead_to_its_files(tmp_path, monkeypatch):
     monkeypatch.setattr(figures, "KINDS", KINDS)
-    run = make_run(tmp_path)
+    run = make_run(tmp_path, published={"data_prefetcher": 0.891})
     paths = run.report()
     drawn = [
         f"figures/1-prefetching-{chart}.{kind}"
@@ -106,6 +106,11 @@ def test_one_run_is_written_into_its_own_folder(tmp_path, monkeypatch):
     assert {path.name for path in run.folder.iterdir()} == {
         "run.json", "trials.jsonl", "report.html", "report.md", "figures",
     }  # fmt: skip
+    text = read(paths, "report.md")
+    assert sorted(re.findall(r"(?<!\\)\]\(([^)]*)\)", text)) == sorted(drawn)
+    alt, _ = re.findall(r"^!\[(.*)\]\(figures", text, re.MULTILINE)
+    assert "data_prefetcher: 0." in alt
+    assert str(tmp_path) not in text
 
 
 def test_several_runs_get_a_folder_beside_the_runs_and_never_the_same_one(tmp_path):
@@ -120,21 +125,6 @@ def test_several_runs_get_a_folder_beside_the_runs_and_never_the_same_one(tmp_pa
     assert "decode, 640×480" in shown
 
 
-def test_every_link_of_the_markdown_is_relative_and_leads_to_a_file(tmp_path, monkeypatch):
-    monkeypatch.setattr(figures, "KINDS", KINDS)
-    run = make_run(tmp_path, published={"data_prefetcher": 0.891})
-    paths = lab.report([run, run], tmp_path / "out")
-    text = read(paths, "report.md")
-    links = re.findall(r"(?<!\\)\]\(([^)]*)\)", text)
-    assert {(tmp_path / "out" / link) for link in links} == {
-        path for path in paths if path.parent.name == "figures"
-    }
-    assert len(links) == len(set(links)) == 15  # the overview's, and two of each run
-    (_, alt, *_) = re.findall(r"^!\[(.*)\]\(figures", text, re.MULTILINE)
-    assert "data_prefetcher: 0." in alt
-    assert str(tmp_path) not in text
-
-
 def test_a_roofline_says_what_a_published_time_takes(tmp_path):
     page = read(
         fake_roofline(noise=0.0, published={"simplified": 0.661}).report(tmp_path), "report.html"
@@ -144,20 +134,24 @@ def test_a_roofline_says_what_a_published_time_takes(tmp_path):
 
 
 def test_without_runs_the_newest_finished_ones_and_all_claims_are_shown(tmp_path):
+    def renamed(name, **info):
+        run = make_run(tmp_path, **info)
+        run.folder.rename(run.folder.with_name(name))
+        return run
+
     make_run(tmp_path, question="Older?")
-    newest = make_run(tmp_path, question="Newest?")
-    newest.folder.rename(newest.folder.with_name("99990101T000000Z-ffff"))
-    failed = make_run(tmp_path, status="failed", question="Failed?")
-    failed.folder.rename(failed.folder.with_name("99990101T000001Z-ffff"))
+    renamed("99990101T000000Z-ffff", question="Newest?")
+    renamed("99990101T000001Z-ffff", status="failed", question="Failed?")
+    # A run with verdicts is shown before a newer one without.
+    renamed("20250101T000000Z-ffff", mode="full", question="mine?", experiment="mine")
+    make_run(tmp_path, question="Quick?", experiment="mine")
     published = make_run(tmp_path, protocol=AS_PUBLISHED)
-    for name in ("mine", "preprocessing"):
-        make_run(tmp_path, experiment=name, question=f"{name}?")
+    make_run(tmp_path, experiment="preprocessing", question="preprocessing?")
     (path,) = lab.report(results=tmp_path, folder=tmp_path / "out", markdown=False)
     assert path.name == "index.html"
     html = path.read_text(encoding="utf-8")
     shown = words_of(html)
-    assert "Older?" not in shown
-    assert "Failed?" not in shown
+    assert not any(question in shown for question in ("Older?", "Failed?", "Quick?"))
     expected = ("Newest?", f"{published.summary.question} (as in the document)", "preprocessing?",
                 "mine?")  # fmt: skip
     places = [shown.index(part) for part in expected]
@@ -170,75 +164,61 @@ def test_without_runs_the_newest_finished_ones_and_all_claims_are_shown(tmp_path
     assert sorted(map(int, numbers)) == [claim.number for claim in ledger.CLAIMS]
 
 
-def test_a_run_with_verdicts_is_shown_before_a_newer_one_without(tmp_path):
-    judged = make_run(tmp_path, mode="full", question="Judged?")
-    judged.folder.rename(judged.folder.with_name("20250101T000000Z-ffff"))
-    make_run(tmp_path, question="Quick?")
-    (path,) = lab.report(results=tmp_path, markdown=False)
-    shown = words_of(path.read_text(encoding="utf-8"))
-    assert "Judged?" in shown
-    assert "Quick?" not in shown
-
-
 def test_several_runs_begin_with_what_they_come_to(tmp_path):
-    full = {"mode": "full", "published": {"data_prefetcher": 0.891, "dali": 0.5}}
     save = make_run(
         tmp_path, {"original": 1.0, "prefetch_generator": 1.2, "data_prefetcher": 0.8}, blocks=8,
-        skipped={"dali": "no CUDA here"}, **full,
+        skipped={"dali": "no CUDA here"}, mode="full",
+        published={"data_prefetcher": 0.891, "dali": 0.5},
     )  # fmt: skip
     noisy = {"original": 1.0, "other": 1.0}
     noisy = make_run(tmp_path, noisy, blocks=8, noise=0.15, mode="full", experiment="noisy")
     paths = lab.report([save, noisy], tmp_path / "out")
-    for name in ("report.html", "report.md"):
-        text = read(paths, name)
-        shown = words_of(text) if name.endswith("html") else text.replace("\\", "")
-        shown = shown.replace("**", "")
+    html, markdown = read(paths, "report.html"), read(paths, "report.md")
+    answer = "Of 1 variant with a published time, 1 saves more than published (simulated GPU)."
+    assert markdown.startswith(f"# labkit report\n\n**{answer}")
+    for shown in (words_of(html), markdown.replace("\\", "").replace("**", "")):
         saves = re.search(
             r"data_prefetcher[ |]+10\.9 % less time[ |]+\d+\.\d % less time \[", shown
         )
         saves_nothing = re.search(r"noisy\W+other[ |]+–[ |]+inconclusive: [+−]\d", shown)
-        assert saves.start() < saves_nothing.start()
+        assert shown.index(answer) < saves.start() < saves_nothing.start()
         assert "Simulated: GPU." in shown
         assert re.search(
             r"data_prefetcher: 0\.8\S* \[.*?\] of the time of original, faster\.", shown
         )
         assert "No variant is measurably faster than original" in shown
         assert shown.index("the document") < shown.index("normalized time [95 % interval]")
-    assert "prefetching: data_prefetcher: 0.8" in read(paths, "report.html")  # the chart's text
-    assert "Simulated GPU, 460 images/s: prefetching" in read(paths, "report.html")
+    assert html.count(answer.removesuffix(".")) > 1  # in the chart, too
+    assert "prefetching: data_prefetcher: 0.8" in html  # the chart's text
+    assert "Simulated GPU, 460 images/s: prefetching" in html
     assert (tmp_path / "out/figures/overview.svg").stat().st_size
 
 
-def test_the_answer_comes_first_in_one_sentence(tmp_path):
-    how = {"mode": "full", "published": {"data_prefetcher": 0.891}, "blocks": 8}
-    runs = [
-        make_run(tmp_path, {"original": 1.0, "data_prefetcher": 0.5}, **how),
-        make_run(tmp_path, {"original": 1.0, "other": 0.8}, blocks=8, experiment="mine"),
-    ]
-    answer = "Of 1 variant with a published time, 1 saves more than published (simulated GPU)."
-    several, one = lab.report(runs, tmp_path / "out"), runs[0].report()
-    for paths, said in ((several, answer), (one, "data_prefetcher: 0.49")):
-        text = read(paths, "report.md").replace("\\", "")
-        assert text.startswith(f"# labkit report\n\n**{said}")
-        shown = words_of(read(paths, "report.html"))
-        assert shown.index(said) < shown.index("Normalized time: epoch time")
-    assert read(several, "report.html").count(answer.removesuffix(".")) > 1  # in the chart, too
+def test_a_cancelled_run_says_so_before_anything_else(tmp_path):
+    (path,) = make_run(tmp_path, status="cancelled", blocks=9).report(markdown=False)
+    shown = words_of(path.read_text(encoding="utf-8"))
+    warning = "This run was cancelled. Only completed trials count."
+    assert shown.index(warning) < shown.index("Proof and notes")
 
 
-def test_an_interval_that_reaches_1_is_no_saving(tmp_path):
-    runs = [
-        make_run(tmp_path, {"original": 1.0, "almost": 0.97}, blocks=3, noise=0.05),
-        make_run(tmp_path, {"original": 1.0, "clear": 0.5}, blocks=3, experiment="mine"),
+def test_without_verdicts_the_answer_begins_with_what_saves():
+    quick = [
+        fake_machine_run(TIMES, published={"data_prefetcher": 0.891}),
+        fake_machine_run({"original": 1.0, "b": 1.0}),
     ]
-    almost = runs[0].summary.rows[1]
-    assert almost.normalized_time < 1 < almost.ci_high
-    assert [(one["change"], one["saves"]) for one in changes(runs)] == [
-        ("clear", True), ("almost", False),
-    ]  # fmt: skip
-    here = changes(runs)[1]["here"]
-    assert re.fullmatch(
-        r"no clear difference: −\S+ % \(−\S+ to \+\S+ %\) \(quick: no verdict\)", here
+    assert overview(quick)["answer"].startswith(
+        "Of 2 runs, 1 shows a saving. Of 1 variant with a published time, 1 has no verdict ("
     )
+
+
+def test_an_interval_that_reaches_1_is_no_saving():
+    almost = fake_machine_run({"original": 1.0, "almost": 0.97}, noise=0.05)
+    row = almost.summary.rows[1]
+    assert row.normalized_time < 1 < row.ci_high
+    rows = changes([almost, fake_machine_run({"original": 1.0, "clear": 0.5}, noise=0.05)])
+    assert [(one["change"], one["saves"]) for one in rows] == [("clear", True), ("almost", False)]
+    here = r"no clear difference: −\S+ % \(−\S+ to \+\S+ %\) \(quick: no verdict\)"
+    assert re.fullmatch(here, rows[1]["here"])
 
 
 def test_the_first_table_has_a_row_for_each_run():
@@ -268,10 +248,12 @@ def test_the_first_table_has_a_row_for_each_run():
 
 
 def test_both_forms_have_the_same_parts_in_the_same_order(tmp_path):
-    run = make_run(tmp_path, published={"data_prefetcher": 0.891}, **CHECKED)
+    published = {"data_prefetcher": 0.891}
+    run = make_run(tmp_path, published=published, **CHECKED)
     paths = run.report()
-    html = read(paths, "report.html")
-    for shown in (words_of(html), read(paths, "report.md")):
+    html, markdown = read(paths, "report.html"), read(paths, "report.md")
+    assert markdown.replace("\\", "").startswith("# labkit report\n\n**data_prefetcher: 0.")
+    for shown in (words_of(html), markdown):
         places = [shown.index(part) for part in (run.summary.question, *ORDER)]
         assert places == sorted(places)
         for part in (
@@ -292,43 +274,24 @@ def test_both_forms_have_the_same_parts_in_the_same_order(tmp_path):
             assert re.search("data_prefetcher: 0.|The GPU computes", attributes["alt"])
 
 
-def test_a_cancelled_run_says_so_before_anything_else(tmp_path):
-    (path,) = make_run(tmp_path, status="cancelled", blocks=9).report(markdown=False)
-    shown = words_of(path.read_text(encoding="utf-8"))
-    warning = "This run was cancelled. Only completed trials count."
-    assert shown.index(warning) < shown.index("Proof and notes")
-
-
-def test_without_verdicts_the_answer_begins_with_what_saves(tmp_path):
-    quick = [make_run(tmp_path, TIMES, mode="quick", published={"data_prefetcher": 0.891})]
-    quick.append(make_run(tmp_path, {"original": 1.0, "b": 1.0}, mode="quick"))
-    paths = lab.report(quick, tmp_path / "report")
-    said = "Of 2 runs, 1 shows a saving. Of 1 variant with a published time, 1 has no verdict ("
-    assert said in words_of(read(paths, "report.html"))
-
-
-def test_claims_are_answered_by_this_run_of_this_machine_alone(tmp_path):
-    make_run(tmp_path, {**TIMES, "data_prefetcher": 5.0})  # another run, which must not answer
-    (path,) = make_run(tmp_path).report(markdown=False)
-    shown = words_of(path.read_text(encoding="utf-8"))
-    claims = shown[shown.index("Claims of the documents") :]
-    assert "19 prefetch_generator loads the next batch in the background" in claims
-    assert "no verdict in quick mode" in claims
-    assert " 5.0" not in claims
-    assert "Measured on another machine" not in shown
-
-
-def test_reference_runs_have_a_column_beside_this_machines(tmp_path, monkeypatch):
+def test_claims_are_answered_by_this_run_of_this_machine_alone_beside_reference_runs(
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr(ledger, "REFERENCE", tmp_path / "examples")
+    make_run(tmp_path, {**TIMES, "data_prefetcher": 5.0})  # another run, which must not answer
     there = {"mode": "full", "blocks": 10, "published": {"prefetch_generator": 0.894}}
     times = {"original": 1.0, "prefetch_generator": 0.894}
     make_run(tmp_path / "examples", times, provenance={"machine_id": "another"}, **there)
     paths = make_run(tmp_path).report()
     shown = words_of(read(paths, "report.html"))
-    assert "claim here reference runs" in shown
+    assert "Measured on another machine" not in shown
+    claims = shown[shown.index("Claims of the documents") :]
+    assert "19 prefetch_generator loads the next batch in the background" in claims
+    assert " 5.0" not in claims
+    assert "claim here reference runs" in claims
     assert re.search(
         r"about 10 % less time\. no verdict yet · simulated GPU.* as published · simulated GPU",
-        shown,
+        claims,
     )
     markdown = read(paths, "report.md")
     assert "| experiment | here | reference runs |" in markdown
