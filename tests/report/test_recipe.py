@@ -553,7 +553,7 @@ def test_the_comments_give_the_gain_and_its_conditions():
         ({"storage": "tmpfs", "cache": "warm"}, "The run read from storage 'tmpfs', this program"),
         ({"packing": "raw"}, "FOLDER is the run's data as 'raw', jpeg: make it with data_scripts"),
         ({"data": "https://host/photos", "storage": "ssd"}, "copied its data from a URL"),
-        ({"decoder": "simplejpeg_scaled"}, "Images: decoded to half a side or less where 64 px"),
+        ({"decoder": "simplejpeg_scaled"}, "Images: decoded at a reduced size of 64 px"),
         ({"jitter_ms": 40}, "Samples: each up to 40 ms late"),
         ({"loader": "resident"}, "It does only part of the baseline's work"),
         ({"loader": "bare_threads"}, "handed over one batch, this program all of them"),
