@@ -25,10 +25,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from labkit.diagnosis import loaders, together
 from labkit.diagnosis.arms import Alarm, Loop, Stopped, set_alarm
-from labkit.diagnosis.diagnose import BUDGET_S, Diagnosis, check_budget, diagnose_loop
+from labkit.diagnosis.diagnose import Diagnosis, check_budget, diagnose_loop
 from labkit.diagnosis.hook import HOOK
 from labkit.diagnosis.loops import Event, Loops
 from labkit.diagnosis.thresholds import (
+    BUDGET_S,
     MOST_FOLLOWING_STEPS,
     MOST_INSIDE_STEPS,
     STEADY_STEPS,

@@ -42,6 +42,7 @@ from labkit.diagnosis.thresholds import (
     MOST_FILES_SHARE,
     PROFILE_SHARE,
     STAGES_SHARE,
+    STALL_S,
     TRIALS_SHARE,
 )  # fmt: skip
 from labkit.language import Text
@@ -196,7 +197,7 @@ def _look_into_worker(
 ) -> None:
     """Measure what one worker takes for a batch, stage by stage, and what passing it on takes."""
     with stall_limit() as wait_for:
-        wait_for("loader to yield a batch", 1 + seconds / STAGES_SHARE / loaders.STALL_S)
+        wait_for("loader to yield a batch", 1 + seconds / STAGES_SHARE / STALL_S)
         probe = probe_stages(loop.loader, seconds=seconds)
     record.set(probe=probe)
     if probe.error:
@@ -330,7 +331,7 @@ def _empty_batch_s(workers: int) -> float:
     tiny: DataLoader = DataLoader(
         samples,
         num_workers=workers,
-        timeout=loaders.STALL_S if workers else 0,
+        timeout=STALL_S if workers else 0,
     )
     at_s = [time.perf_counter() for _ in tiny][skipped:]
     # The fastest stretch: what another program delayed is no part of it.

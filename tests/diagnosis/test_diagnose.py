@@ -762,8 +762,8 @@ def test_each_trial_has_a_time_of_its_own_whatever_its_text():
         rules.Remedy(**usual, subject=str(count), arguments={"num_workers": count})
         for count in (1, 2)
     )
-    found = try_remedies(loop, bounds_of(facts), proposed, files=(), **limits)
-    one, two = (remedy.measured for remedy in found.remedies)
+    remedies, _ = try_remedies(loop, bounds_of(facts), proposed, files=(), **limits)
+    one, two = (remedy.measured for remedy in remedies)
     assert None not in (one, two) and one != two
 
 
@@ -775,9 +775,9 @@ def test_what_was_timed_once_counts_as_left_out_and_not_as_measured(monkeypatch)
     more = rules.Remedy(**usual, subject="1", arguments={"num_workers": 1})
     # A second block that ends before its turn.
     monkeypatch.setattr(verify, "in_blocks", lambda arms, *_: [*arms, *verify.AS_IS])
-    trials = try_remedies(loop, bounds_of(facts), (more,), files=(), **limits)
-    assert trials.remedies == (more,)
-    assert [*map(str, trials.left_out)] == ["trials of more workers"]
+    remedies, facts = try_remedies(loop, bounds_of(facts), (more,), files=(), **limits)
+    assert remedies == (more,)
+    assert [*map(str, facts.left_out)] == ["trials of more workers"]
 
 
 def test_a_step_that_fails_leaves_what_was_measured():
@@ -797,7 +797,7 @@ def test_a_step_that_fails_leaves_what_was_measured():
 
 
 def test_a_loader_that_stalls_is_not_waited_for_for_ever(monkeypatch):
-    monkeypatch.setattr(loaders, "STALL_S", 0.3)
+    monkeypatch.setattr(arms, "STALL_S", 0.3)
 
     def stalling():
         yield torch.zeros(2)

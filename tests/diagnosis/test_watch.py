@@ -20,7 +20,8 @@ import labkit as lab
 from labkit import units
 from labkit.diagnosis.hook import Hook
 from labkit.diagnosis.loops import Event
-from labkit.diagnosis.watch import PERIOD_S, Watch, WatchedLoader
+from labkit.diagnosis.thresholds import REPORT_PERIOD_S
+from labkit.diagnosis.watch import Watch, WatchedLoader
 from tests import warm_python
 from tests.diagnosis.json_keys import undocumented
 from tests.fake_clock import FakeClock
@@ -116,10 +117,10 @@ def test_a_loader_that_hangs_is_told_of_once(clock):
         clock.sleep(2)
         watch.look()
     (line,) = warned
-    waited = f"The training has waited {units.seconds(PERIOD_S)} for its next batch: the loader may"
-    assert line.startswith(waited)
+    waited_s = units.seconds(REPORT_PERIOD_S)
+    assert line.startswith(f"The training has waited {waited_s} for its next batch: the loader may")
     hook.fetching.clear()
-    clock.sleep(PERIOD_S)
+    clock.sleep(REPORT_PERIOD_S)
     watch.look()
     assert len(warned) == 1
 
