@@ -6,11 +6,11 @@ Phases + Gpu + Cpu ─▶ Facts ─▶ Answer ─▶ at most six lines
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal
 
 from labkit import units
-from labkit.diagnosis.loops import Phase, Phases
+from labkit.diagnosis.loops import Loader, Phase, Phases
 from labkit.diagnosis.thresholds import (
     CORES_BUSY_SHARE,
     GPU_IDLE_SHARE,
@@ -101,6 +101,33 @@ class Facts:
             more = {"images_per_s": phase.images_per_s, "loading_share": phase.loading_share}
             phases[name] |= more
         return phases | {"run_s": self.phases.run_s} | facts | {"answer": asdict(answer(self))}
+
+    @classmethod
+    def from_json(cls, known: Mapping[str, Any]) -> Facts:
+        """Return the facts that `as_json` gave, with whatever else."""
+        phases = {
+            name: _made(Phase, known[name] | {"loaders": _loaders(known[name])})
+            for name in ("training", "validation")
+        }
+        parts = {
+            "phases": _made(Phases, {**known, **phases}),
+            "gpu": known["gpu"] and _made(Gpu, known["gpu"]),
+            "cpu": known["cpu"] and _cpu(known["cpu"]),
+        }
+        return _made(cls, {**known, **parts})
+
+
+def _made(kind: Any, known: Mapping[str, Any]) -> Any:
+    """Return a dataclass from its fields, among others."""
+    return kind(**{field.name: known[field.name] for field in fields(kind)})
+
+
+def _cpu(known: Mapping[str, Any]) -> Cpu:
+    return _made(Cpu, {**known, "limits": _made(CoreLimits, known["limits"])})
+
+
+def _loaders(phase: Mapping[str, Any]) -> tuple[Loader, ...]:
+    return tuple(_made(Loader, each) for each in phase["loaders"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -320,9 +347,10 @@ def lines_of_ranks(
     rows = sorted(known, key=lambda each: each["rank"])
     if len(rows) < 2:
         return lines(facts, following)
-    *_, second, slowest = sorted(rows, key=lambda row: row["training"]["loading_share"])
+    # Of equal ones the first is the slowest.
+    *_, second, slowest = sorted(rows[::-1], key=lambda row: row["training"]["loading_share"])
     share, most = (row["training"]["loading_share"] for row in (slowest, second))
-    conclusion = Answer(**slowest["answer"])
+    conclusion = answer(Facts.from_json(slowest))
     problem = PROBLEMS.get(conclusion.verdict)
     start = conclusion.sentence.partition(":")[0]
     is_training = problem is not None and not start.endswith("validation")
