@@ -347,8 +347,8 @@ def lines_of_ranks(
     rows = sorted(known, key=lambda each: each["rank"])
     if len(rows) < 2:
         return lines(facts, following)
-    # Of equal ones the first is the slowest.
-    *_, second, slowest = sorted(rows[::-1], key=lambda row: row["training"]["loading_share"])
+    by_share = sorted(rows, key=lambda row: row["training"]["loading_share"], reverse=True)
+    slowest, second, *_ = by_share
     share, most = (row["training"]["loading_share"] for row in (slowest, second))
     conclusion = answer(Facts.from_json(slowest))
     problem = PROBLEMS.get(conclusion.verdict)

@@ -52,7 +52,6 @@ from labkit.parts.decoding import DECODERS
 from labkit.parts.devices import SimulatedGpu
 from labkit.parts.storage import cache_state
 
-EMPTY_BATCHES = 200
 FROM_BEGINNING = Text(
     "the first {n} batches stand for the whole epoch, as later ones cannot be read without them"
 )
@@ -326,16 +325,13 @@ def _empty_batch_s(workers: int) -> float:
     import torch
     from torch.utils.data import DataLoader
 
-    skipped = 4 * workers + 1
-    samples: Any = [torch.zeros(1)] * (skipped + EMPTY_BATCHES)
-    tiny: DataLoader = DataLoader(
-        samples,
-        num_workers=workers,
-        timeout=STALL_S if workers else 0,
-    )
+    skipped, counted = 4 * workers + 1, 200
+    samples: Any = [torch.zeros(1)] * (skipped + counted)
+    timeout_s = STALL_S if workers else 0
+    tiny: DataLoader = DataLoader(samples, num_workers=workers, timeout=timeout_s)
     at_s = [time.perf_counter() for _ in tiny][skipped:]
     # The fastest stretch: what another program delayed is no part of it.
-    quarter = EMPTY_BATCHES // 4
+    quarter = counted // 4
     return min(later - first for first, later in zip(at_s, at_s[quarter:])) / quarter
 
 

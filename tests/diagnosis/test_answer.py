@@ -52,21 +52,11 @@ BOUND, SLIGHTLY, FREE = phase(60, 40), phase(10, 90), phase(3, 97)
         (facts(BOUND, computes_on="cuda", gpu=gpu(0.97)), "no problem", None, "utilization 97.0 %"),
         (facts(BOUND, computes_on="cuda", gpu=gpu(0.5)), "problem", 2.0, "at most 2 times"),
         (facts(BOUND, computes_on="cuda", gpu=gpu(0.1)), "problem", 2.5, "at most 2.5 times"),
-        (
-            facts(BOUND, computes_on="cuda", gpu=gpu(0.9, 0.3)),
-            "cannot tell",
-            None,
-            "other programs",
-        ),
+        (facts(BOUND, computes_on="cuda", gpu=gpu(0.9, 0.3)), "cannot tell", None, "other program"),
         (facts(BOUND, computes_on="cuda"), "cannot tell", None, "cannot be seen without NVML"),
         (facts(BOUND, computes_on="mps"), "cannot tell", None, "cannot be seen on mps"),
         (facts(FREE, computes_on="mps"), "no problem", None, "3.0 %"),
-        (
-            facts(FREE, computes_on="cuda", gpu=gpu(0.4)),
-            "no problem",
-            None,
-            "GPU is idle 60.0 % of it",
-        ),
+        (facts(FREE, computes_on="cuda", gpu=gpu(0.4)), "no problem", None, "is idle 60.0 % of it"),
         # What others wait for cannot be known in one of several ranks.
         (facts(BOUND, ranks=2), "problem", None, "may include waiting for other ranks"),
         # Workers that keep all cores busy slow the step down, so there is no bound.
@@ -74,7 +64,7 @@ BOUND, SLIGHTLY, FREE = phase(60, 40), phase(10, 90), phase(3, 97)
             facts(BOUND, cpu=replace(IDLE_CPU, cores=3)),
             "problem",
             None,
-            "keep the cores busy, which slows down the rest",
+            "keep the cores busy, whi",
         ),
         (facts(BOUND, trains=False), "problem", 2.5, "the loop would be at most"),
         (facts(Phase(), unseen="nothing"), "cannot tell", None, "no DataLoader of torch"),

@@ -22,36 +22,13 @@ from labkit.diagnosis import together
 from labkit.diagnosis.live_script import TERMINATED, changed_files
 from labkit.diagnosis.loaders import OneThread, copied, loaded_ahead, spread_over_epoch
 from tests import warm_python
+from tests.diagnosis.scripts import TRAINING
 from tests.diagnosis.test_trainings import SCRIPT, WAITS
 from tests.diagnosis.test_watch import free_port
 from tests.processes import PATIENCE_S, until
 from tests.short_diagnosis import BUDGET_S, SHORT, shorten
 
 BUDGET = ["--budget-s", "10"]
-TRAINING = """
-import os, signal, sys, time, torch
-from torch.utils.data import DataLoader, Dataset
-
-class Slow(Dataset):
-    def __len__(self):
-        return 400
-
-    def __getitem__(self, i):
-        time.sleep(0.002)
-        return torch.ones(8), i % 3
-
-model = torch.nn.Linear(8, 3)
-optimizer = torch.optim.SGD(model.parameters(), 1e-3)
-
-def step(batch):
-    loss = torch.nn.functional.cross_entropy(model(batch[0]), batch[1])
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-
-def loader(**options):
-    return DataLoader(Slow(), batch_size=4, **options)
-"""
 
 
 def diagnose(*words, cwd=None, **environment):
@@ -167,24 +144,21 @@ def test_what_cannot_be_diagnosed_gets_a_reason(tmp_path, name):
     assert left_running(tmp_path) == []
 
 
+FEW = "few = torch.utils.data.Subset(Slow(), range(8))\n"
+COUNTED = """
+while True:
+    iterator = iter(batches)
+    for _ in range(len(batches)):
+        step(next(iterator))
+    print("an epoch ended")
+"""
 LOOPS = {
-    "counts the steps of short epochs": """
-batches = DataLoader(torch.utils.data.Subset(Slow(), range(8)), batch_size=4)
-while True:
-    iterator = iter(batches)
-    for _ in range(len(batches)):
-        step(next(iterator))
-    print("an epoch ended")
-""",
-    "counts the steps of short epochs, with workers that persist": """
-few = torch.utils.data.Subset(Slow(), range(8))
+    "counts steps": "batches = loader()" + COUNTED,
+    "counts the steps of short epochs": f"{FEW}batches = DataLoader(few, batch_size=4){COUNTED}",
+    "counts the steps of short epochs, with workers that persist": f"""
+{FEW}
 batches = DataLoader(few, batch_size=4, num_workers=1, persistent_workers=True)
-while True:
-    iterator = iter(batches)
-    for _ in range(len(batches)):
-        step(next(iterator))
-    print("an epoch ended")
-""",
+{COUNTED}""",
     "counts the steps of short epochs, and looks at all of another loader first": """
 others = DataLoader(torch.utils.data.Subset(Slow(), range(8)), batch_size=4)
 assert len(others) > 2 and sum(1 for _ in others) == 2
@@ -221,14 +195,6 @@ try:
         step(batch)
 finally:
     assert ready.qsize() < 1000, ready.qsize()
-""",
-    "counts steps": """
-batches = loader()
-for _ in range(3):
-    iterator = iter(batches)
-    for _ in range(len(batches)):
-        step(next(iterator))
-    print("an epoch ended")
 """,
     "catches everything": """
 import json
@@ -361,11 +327,7 @@ print("done")
         ("print('done')", 1, "no DataLoader was iterated over in this process"),
         (IN_ANOTHER_PROCESS, 1, "Nothing was diagnosed: no DataLoader was iterated over in this"),
         ("for _, batch in zip(range(3), loader()): step(batch)", 1, "after too few steps"),
-        (
-            "for batch in loader():\n    step(batch)\n    raise KeyError('own')",
-            1,
-            "KeyError: 'own'",
-        ),
+        ("for batch in loader(): step(batch); raise KeyError('own')", 1, "KeyError: 'own'"),
         ("sys.exit(7)", 7, "Nothing was diagnosed"),
     ],
 )
@@ -474,26 +436,18 @@ def test_a_loader_that_cannot_be_copied_gets_a_line(script, tmp_path):
 # --- ranks ------------------------------------------------------------------------------------
 
 RANKS = """
-import os
-torch.distributed.init_process_group("gloo")
-model = torch.nn.parallel.DistributedDataParallel(model)
-optimizer = torch.optim.SGD(model.parameters(), 1e-3)
-for _ in range(5):
-    for batch in loader():
-        step(batch)
-print("an epoch ended")
-"""
-SPAWNED = """
-def work(rank):
+def work(rank, ranks=2):
     global model, optimizer
-    torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
+    torch.distributed.init_process_group("gloo", rank=rank, world_size=ranks)
     model = torch.nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), 1e-3)
     for batch in loader():
         step(batch)
     print("an epoch ended")
 
-if __name__ == "__main__":
+if __name__ == "__main__" and "RANK" in os.environ:
+    work(-1, -1)
+elif __name__ == "__main__":
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": sys.argv[1]}
     torch.multiprocessing.spawn(work, nprocs=2)
 """
@@ -505,7 +459,7 @@ LONG_WAYS = [pytest.param(how, marks=pytest.mark.long) for how in ("inside", "sp
 
 @pytest.mark.parametrize("how", [*LONG_WAYS, "outside"])
 def test_ranks_take_the_same_steps_and_the_first_one_prints(script, tmp_path, how):
-    path = script(RANKS if how != "spawn" else SPAWNED)
+    path = script(RANKS)
     if how == "spawn":
         done = diagnose(*BUDGET, path, free_port(), cwd=tmp_path)
     elif how == "inside":
@@ -545,6 +499,9 @@ class Share(Sampler):
 
 
 class Numbers(Dataset):
+    def __len__(self):
+        return 1000
+
     def __getitem__(self, i):
         return i
 
@@ -634,19 +591,9 @@ def test_a_thread_that_loads_ahead_holds_few_batches_and_ends_with_its_iterator(
     assert (len(drawn), threading.active_count()) == (4, begun)
 
 
-class Lengths(Dataset):
-    """Samples sorted by length."""
-
-    def __len__(self):
-        return 1000
-
-    def __getitem__(self, i):
-        return i
-
-
 @pytest.mark.parametrize("taken", [10, 37, 99])
 def test_batches_of_sorted_data_stand_for_the_whole_epoch(taken):
-    loader = DataLoader(Lengths(), batch_size=10)
+    loader = DataLoader(Numbers(), batch_size=10)
     with copied(loader, **spread_over_epoch(loader)) as spread:
         batches = [batch.float().mean().item() for batch in spread]
     assert sorted(batches) == [4.5 + 10 * n for n in range(100)]
@@ -654,9 +601,9 @@ def test_batches_of_sorted_data_stand_for_the_whole_epoch(taken):
 
 
 def test_shuffled_batches_stay_as_they_are():
-    assert spread_over_epoch(DataLoader(Lengths(), batch_size=10, shuffle=True)) == {}
-    own = BatchSampler(SequentialSampler(Lengths()), 10, drop_last=False)
-    assert "batch_sampler" in spread_over_epoch(DataLoader(Lengths(), batch_sampler=own))
+    assert spread_over_epoch(DataLoader(Numbers(), batch_size=10, shuffle=True)) == {}
+    own = BatchSampler(SequentialSampler(Numbers()), 10, drop_last=False)
+    assert "batch_sampler" in spread_over_epoch(DataLoader(Numbers(), batch_sampler=own))
 
 
 def test_files_that_changed_are_listed(tmp_path):
