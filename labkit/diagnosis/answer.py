@@ -105,29 +105,25 @@ class Facts:
     @classmethod
     def from_json(cls, known: Mapping[str, Any]) -> Facts:
         """Return the facts that `as_json` gave, with whatever else."""
-        phases = {
-            name: _made(Phase, known[name] | {"loaders": _loaders(known[name])})
-            for name in ("training", "validation")
-        }
-        parts = {
-            "phases": _made(Phases, {**known, **phases}),
-            "gpu": known["gpu"] and _made(Gpu, known["gpu"]),
-            "cpu": known["cpu"] and _cpu(known["cpu"]),
-        }
-        return _made(cls, {**known, **parts})
+
+        def phase(name: str) -> Phase:
+            loaders = tuple(_made(Loader, each) for each in known[name]["loaders"])
+            return _made(Phase, known[name], loaders=loaders)
+
+        gpu, cpu = known["gpu"], known["cpu"]
+        return _made(
+            cls,
+            known,
+            phases=_made(Phases, known, training=phase("training"), validation=phase("validation")),
+            gpu=gpu and _made(Gpu, gpu),
+            cpu=cpu and _made(Cpu, cpu, limits=_made(CoreLimits, cpu["limits"])),
+        )
 
 
-def _made(kind: Any, known: Mapping[str, Any]) -> Any:
-    """Return a dataclass from its fields, among others."""
-    return kind(**{field.name: known[field.name] for field in fields(kind)})
-
-
-def _cpu(known: Mapping[str, Any]) -> Cpu:
-    return _made(Cpu, {**known, "limits": _made(CoreLimits, known["limits"])})
-
-
-def _loaders(phase: Mapping[str, Any]) -> tuple[Loader, ...]:
-    return tuple(_made(Loader, each) for each in phase["loaders"])
+def _made(kind: Any, known: Mapping[str, Any], **parts: object) -> Any:
+    """Return a dataclass from its fields, among others, some of which are made already."""
+    values = {**known, **parts}
+    return kind(**{field.name: values[field.name] for field in fields(kind)})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import cycle
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -73,6 +73,22 @@ def in_one_line(error: Exception) -> str:
         )
         return ended.format(message=message)
     return message
+
+
+@dataclass
+class Budget:
+    """The time of a diagnosis, and what shows how much of it is over."""
+
+    s: float
+    over_s: float
+    """When it is over, by the monotonic clock."""
+    say: Callable[[str, float], None]
+    """Called with what is measured next and the share that is done."""
+
+    @property
+    def left_s(self) -> float:
+        """Seconds; less than 0 where it is over."""
+        return self.over_s - time.monotonic()
 
 
 class Loop:

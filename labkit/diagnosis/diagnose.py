@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from labkit.diagnosis import loaders
-from labkit.diagnosis.arms import Loop, in_one_line
+from labkit.diagnosis.arms import Budget, Loop, in_one_line
 from labkit.diagnosis.bounds import bounds_of
 from labkit.diagnosis.facts import Facts
 from labkit.diagnosis.measure import collect
@@ -130,13 +130,13 @@ def diagnose_loop(
             except Exception as error:  # the user's own class may raise anything
                 why = Text("the loader cannot be copied: {why}").format(why=in_one_line(error))
                 return Diagnosis(facts=Facts(broken=why))
-        limits: dict[str, Any] = {"budget_s": budget_s, "over_s": over_s, "say": say}
-        facts = collect(loop, files=files, device=device, **limits)
+        budget = Budget(budget_s, over_s, say)
+        facts = collect(loop, budget, files=files, device=device)
         bounds = bounds_of(facts)
         remedies = propose(bounds) if bounds else ()
         if bounds and not facts.broken:
             cold = files if bounds.now.fetch_s else ()
-            remedies, facts = try_remedies(loop, bounds, remedies, files=cold, **limits)
+            remedies, facts = try_remedies(loop, bounds, remedies, budget, cold)
     return Diagnosis(**vars(conclude(facts, bounds, remedies)))
 
 

@@ -20,6 +20,7 @@ from labkit.analysis.statistics import log_ratio
 from labkit.contracts import Skip
 from labkit.diagnosis import loaders
 from labkit.diagnosis.arms import (
+    Budget,
     Loop,
     count_arms,
     in_blocks,
@@ -50,11 +51,8 @@ def try_remedies(
     loop: Loop,
     m: Bounds,
     proposed: tuple[Remedy, ...],
-    *,
+    budget: Budget,
     files: Sequence[Path],
-    budget_s: float,
-    over_s: float,
-    say: Callable[[str, float], None],
 ) -> tuple[tuple[Remedy, ...], Facts]:
     """Time epochs with remedies applied to copies of the user's DataLoader, or to the model.
 
@@ -64,10 +62,8 @@ def try_remedies(
         loop: whose loader and step are tried.
         m: what was measured of it.
         proposed: the most promising of them are tried, as many as there is time for: up to five.
+        budget: of the diagnosis, of which trials take a share.
         files: evicted before every trial; empty where trials are as warm as the files are.
-        budget_s: of the diagnosis, of which trials take a share.
-        over_s: when the budget is over, by the monotonic clock.
-        say: called with what is measured next and the share that is done.
 
     Returns:
         All that were proposed, of which those that were tried have `measured` and its 95 %
@@ -85,7 +81,7 @@ def try_remedies(
             broken=broken,
         )
 
-    seconds = min(TRIALS_SHARE * budget_s, over_s - time.monotonic())
+    seconds = min(TRIALS_SHARE * budget.s, budget.left_s)
     # What removes something that was measured is more promising than what can only be tried.
     promising = (remedy for remedy in proposed if remedy.arguments)
     tried = sorted(promising, key=lambda one: (one.expected is None, one.expected or m.ceiling))
@@ -116,12 +112,14 @@ def try_remedies(
             except Exception as error:  # the user's own code may raise anything
                 failed.append(NOT_TRIED.format(what=remedy.name, why=in_one_line(error)))
         # Compiling a model or starting workers, once, must not take the time of all trials.
-        over_s += time.monotonic() - begun_s
+        budget.over_s += time.monotonic() - begun_s
         epochs_s: dict[Key, list[float]] = {arm: [] for arm in arms}
-        for arm in in_blocks(
-            arms, over_s, lambda text, share: say(text, 1 - TRIALS_SHARE * (1 - share))
-        ):
-            if time.monotonic() > over_s:  # of the first block
+
+        def say(what: str, share: float) -> None:
+            budget.say(what, 1 - TRIALS_SHARE * (1 - share))
+
+        for arm in in_blocks(arms, budget.over_s, say):
+            if budget.left_s < 0:  # of the first block
                 break
             try:
                 if files and (reason := why_not_evicted(files)):

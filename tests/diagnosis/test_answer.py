@@ -87,6 +87,11 @@ def test_the_sentence_says_problem_no_problem_or_cannot_be_told(made, verdict, s
     assert said.sentence.startswith(start[verdict])
 
 
+def test_the_cause_of_waiting_in_the_validation_is_that_of_its_own_loader():
+    validation = phase(99, 1, loaders=(Loader(name="", workers=0),))
+    assert answer(facts(FREE, validation=validation)).cause.startswith("num_workers=0, so ")
+
+
 @pytest.mark.parametrize(
     ("training", "cpu", "cause"),
     [
@@ -159,8 +164,9 @@ def test_of_several_ranks_the_one_that_is_waited_for_is_named():
 
 
 def test_ranks_that_wait_alike_wait_for_none_of_them():
-    said = lines_of_ranks(facts(FREE, ranks=2), [rank(0, FREE), rank(1, FREE)])
-    assert not any("wait for it" in line for line in said)
-    assert said[-1].startswith("Data loading is not the problem")
+    for training, start in ((FREE, "Data loading is not the problem"), (BOUND, "Cause: ")):
+        said = lines_of_ranks(facts(FREE, ranks=2), [rank(0, training), rank(1, training)])
+        assert not any("wait for it" in line for line in said)
+        assert said[-1].startswith(start)
     # One rank that is known is no table.
     assert lines_of_ranks(facts(FREE, ranks=2), [rank(0, FREE)])[0].startswith("Training: ")

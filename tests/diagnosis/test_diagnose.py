@@ -19,11 +19,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
+from torch.utils.data import DataLoader, Sampler
 
 import labkit as lab
 from labkit.diagnosis import arms, bounds, loaders, measure, rules, verify
-from labkit.diagnosis.arms import Loop
+from labkit.diagnosis.arms import Budget, Loop
 from labkit.diagnosis.bounds import bounds_of
 from labkit.diagnosis.facts import Batch, Facts, Stages
 from labkit.diagnosis.gpu import find_device
@@ -34,6 +34,7 @@ from labkit.machine import shared_memory
 from labkit.machine.clock import SystemClock
 from labkit.machine.usage import own_cpu_s
 from labkit.parts.devices import GpuSpeeds, SimulatedGpu
+from tests.diagnosis.made_sets import Made, Stream, compute, pixels, slow, waiting
 from tests.fake_clock import FakeClock
 from tests.processes import PATIENCE_S
 from tests.short_diagnosis import BUDGET_S, shorten
@@ -51,47 +52,6 @@ def nothing_is_left_running():
     before = set(torch.multiprocessing.active_children())
     yield
     assert set(torch.multiprocessing.active_children()) <= before
-
-
-class Made(Dataset):
-    """Samples that a function makes of their numbers, as a method: what it calls are stages."""
-
-    def __init__(self, make, length=64):
-        self.make, self.length = make, length
-
-    def __len__(self):
-        return self.length
-
-    def __getitem__(self, i):
-        return self.make(self, i)
-
-
-class Stream(IterableDataset):
-    """Samples that a function begins to make in every epoch."""
-
-    def __init__(self, begin):
-        self.begin = begin
-
-    def __iter__(self):
-        yield from self.begin()
-
-
-def compute(seconds, clock=time.perf_counter):
-    ends_s = clock() + seconds
-    while clock() < ends_s:
-        pass
-
-
-def pixels(i):
-    return torch.full((3, 8, 8), float(i))
-
-
-def slow(cpu_s, length=64):
-    return Made(lambda _, i: compute(cpu_s) or pixels(i), length)
-
-
-def waiting(wait_s, length=64):
-    return Made(lambda _, i: time.sleep(wait_s) or pixels(i), length)
 
 
 class Simulated:
@@ -708,14 +668,14 @@ def test_a_change_that_breaks_the_loader_is_named_on_the_screen():
 def try_workers(*counts):
     """Try some numbers of workers; return what was proposed, and what came of it."""
     loop = Loop(DataLoader(slow(0), batch_size=4), do_nothing)
-    limits = {"budget_s": BUDGET_S, "over_s": time.monotonic() + 60, "say": lambda *_: None}
-    facts = measure.collect(loop, **limits)
+    budget = Budget(BUDGET_S, time.monotonic() + 60, lambda *_: None)
+    facts = measure.collect(loop, budget)
     usual = {"name": "more workers", "bottleneck": "workers", "reason": "", "change": "the same"}
     proposed = tuple(
         rules.Remedy(**usual, subject=str(count), arguments={"num_workers": count})
         for count in counts
     )
-    return proposed, *try_remedies(loop, bounds_of(facts), proposed, files=(), **limits)
+    return proposed, *try_remedies(loop, bounds_of(facts), proposed, budget, ())
 
 
 def test_each_trial_has_a_time_of_its_own_whatever_its_text():

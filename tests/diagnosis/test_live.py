@@ -15,13 +15,14 @@ import psutil
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import BatchSampler, DataLoader, Dataset, Sampler, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, Sampler, SequentialSampler
 
 import labkit as lab
 from labkit.diagnosis import together
 from labkit.diagnosis.live_script import TERMINATED, changed_files
 from labkit.diagnosis.loaders import OneThread, copied, loaded_ahead, spread_over_epoch
 from tests import warm_python
+from tests.diagnosis.made_sets import Made
 from tests.diagnosis.scripts import TRAINING
 from tests.diagnosis.test_trainings import SCRIPT, WAITS
 from tests.diagnosis.test_watch import free_port
@@ -144,7 +145,6 @@ def test_what_cannot_be_diagnosed_gets_a_reason(tmp_path, name):
     assert left_running(tmp_path) == []
 
 
-FEW = "few = torch.utils.data.Subset(Slow(), range(8))\n"
 COUNTED = """
 while True:
     iterator = iter(batches)
@@ -154,15 +154,13 @@ while True:
 """
 LOOPS = {
     "counts steps": "batches = loader()" + COUNTED,
-    "counts the steps of short epochs": f"{FEW}batches = DataLoader(few, batch_size=4){COUNTED}",
-    "counts the steps of short epochs, with workers that persist": f"""
-{FEW}
-batches = DataLoader(few, batch_size=4, num_workers=1, persistent_workers=True)
-{COUNTED}""",
+    "counts the steps of short epochs": "batches = few()" + COUNTED,
+    "counts the steps of short epochs, with workers that persist": (
+        "batches = few(num_workers=1, persistent_workers=True)" + COUNTED
+    ),
     "counts the steps of short epochs, and looks at all of another loader first": """
-others = DataLoader(torch.utils.data.Subset(Slow(), range(8)), batch_size=4)
+others, batches = few(), few()
 assert len(others) > 2 and sum(1 for _ in others) == 2
-batches = DataLoader(torch.utils.data.Subset(Slow(), range(8)), batch_size=4)
 for _ in range(1000):
     for _, batch in zip(range(len(batches)), batches):
         step(batch)
@@ -249,7 +247,7 @@ for number, batch in enumerate(loader()):
         os.waitpid(child, 0)
 """,
     "evaluates in its loop": """
-others, seen = DataLoader(torch.utils.data.Subset(Slow(), range(8)), batch_size=4), set()
+others, seen = few(), set()
 try:
     for number, batch in enumerate(loader()):
         step(batch)
@@ -345,22 +343,17 @@ def test_a_script_that_ends_first_gets_a_line_and_keeps_its_status(
 @pytest.mark.parametrize(
     ("rest", "words"),
     [
-        ("    if n == 60: break", "the training ended before it was diagnosed"),
-        ("    if n == 60: raise KeyError('own')", "the training ended with KeyError"),
-        (
-            "    if n == 60: os.kill(os.getpid(), signal.SIGINT)",
-            "the training ended with KeyboardInterrupt",
-        ),
-        (
-            "    if n == 60: break\nfor batch in loader(): step(batch)",
-            "the training left its loop before it was diagnosed",
-        ),
-        ("    if n == 60: os.kill(os.getpid(), signal.SIGTERM)", TERMINATED),
+        ("break", "the training ended before it was diagnosed"),
+        ("raise KeyError('own')", "the training ended with KeyError"),
+        ("os.kill(os.getpid(), signal.SIGINT)", "the training ended with KeyboardInterrupt"),
+        ("break\nfor batch in loader(): step(batch)",
+         "the training left its loop before it was diagnosed"),
+        ("os.kill(os.getpid(), signal.SIGTERM)", TERMINATED),
     ],
-)
+)  # fmt: skip
 def test_what_was_measured_until_then_is_printed(script, tmp_path, status_of_sigint, rest, words):
-    loop = f"for n, batch in enumerate(loader(num_workers=1)):\n    step(batch)\n{rest}\n"
-    done = diagnose(*BUDGET, script(loop), cwd=tmp_path)
+    loop = "for n, batch in enumerate(loader(num_workers=1)):\n    step(batch)\n    if n == 60: "
+    done = diagnose(*BUDGET, script(loop + rest), cwd=tmp_path)
     assert f"Diagnosis stopped: {words}" in done.stdout
     assert "loading and computing: " in done.stdout
     status = {"SIGINT": status_of_sigint, "SIGTERM": -signal.SIGTERM}
@@ -418,15 +411,18 @@ def test_a_script_that_is_terminated_before_it_trains_gets_a_line(script, tmp_pa
     assert (done.returncode, done.stdout) == (-signal.SIGTERM, "")
 
 
+NOT_COPIED = """
+class Fixed(DataLoader):
+    def __copy__(self):
+        raise TypeError("it has the only connection")
+
+for batch in Fixed(Slow(), batch_size=4, num_workers=1):
+    step(batch)
+"""
+
+
 def test_a_loader_that_cannot_be_copied_gets_a_line(script, tmp_path):
-    fixed = (
-        "class Fixed(DataLoader):\n"
-        "    def __copy__(self):\n"
-        "        raise TypeError('it has the only connection')\n\n"
-        "for batch in Fixed(Slow(), batch_size=4, num_workers=1):\n"
-        "    step(batch)\n"
-    )
-    done = diagnose(*BUDGET, script(fixed), cwd=tmp_path)
+    done = diagnose(*BUDGET, script(NOT_COPIED), cwd=tmp_path)
     why = "the loader cannot be copied: TypeError: it has the only connection"
     assert done.stdout == f"Diagnosis stopped: {why}.\n"
     assert (done.returncode, "Traceback" in done.stderr) == (1, False), done.stderr
@@ -498,18 +494,13 @@ class Share(Sampler):
         return iter(self.draw())
 
 
-class Numbers(Dataset):
-    def __len__(self):
-        return 1000
-
-    def __getitem__(self, i):
-        return i
+NUMBERS = Made(lambda _, i: i, 1000)
 
 
 def test_each_rank_loads_samples_of_its_own_sampler(tmp_path):
     group = together.Group(1, torch.distributed.FileStore(str(tmp_path / "store"), 1))
     leader = together.Leader(group)
-    own = DataLoader(Numbers(), sampler=Share(0), worker_init_fn=lambda _: None)
+    own = DataLoader(NUMBERS, sampler=Share(0), worker_init_fn=lambda _: None)
     with copied(own, **spread_over_epoch(own)) as twin:
         for changes in ({}, {"worker_init_fn": OneThread(own.worker_init_fn, False)}):
             with copied(twin, **changes) as tried:
@@ -517,7 +508,7 @@ def test_each_rank_loads_samples_of_its_own_sampler(tmp_path):
                 for _ in range(100):
                     leader.step()
     leader.end()
-    trained, other = [], DataLoader(Numbers(), sampler=Share(1), worker_init_fn=lambda _: None)
+    trained, other = [], DataLoader(NUMBERS, sampler=Share(1), worker_init_fn=lambda _: None)
     together.follow(group, other, lambda batch: trained.append(batch.item()))
     assert sorted(trained[:100]) == sorted(trained[100:]) == list(range(1000, 1100))
     assert sum(trained[:10]) / 10 == pytest.approx(1049.5, abs=10)  # of its whole epoch
@@ -593,7 +584,7 @@ def test_a_thread_that_loads_ahead_holds_few_batches_and_ends_with_its_iterator(
 
 @pytest.mark.parametrize("taken", [10, 37, 99])
 def test_batches_of_sorted_data_stand_for_the_whole_epoch(taken):
-    loader = DataLoader(Numbers(), batch_size=10)
+    loader = DataLoader(NUMBERS, batch_size=10)
     with copied(loader, **spread_over_epoch(loader)) as spread:
         batches = [batch.float().mean().item() for batch in spread]
     assert sorted(batches) == [4.5 + 10 * n for n in range(100)]
@@ -601,9 +592,9 @@ def test_batches_of_sorted_data_stand_for_the_whole_epoch(taken):
 
 
 def test_shuffled_batches_stay_as_they_are():
-    assert spread_over_epoch(DataLoader(Numbers(), batch_size=10, shuffle=True)) == {}
-    own = BatchSampler(SequentialSampler(Numbers()), 10, drop_last=False)
-    assert "batch_sampler" in spread_over_epoch(DataLoader(Numbers(), batch_sampler=own))
+    assert spread_over_epoch(DataLoader(NUMBERS, batch_size=10, shuffle=True)) == {}
+    own = BatchSampler(SequentialSampler(NUMBERS), 10, drop_last=False)
+    assert "batch_sampler" in spread_over_epoch(DataLoader(NUMBERS, batch_sampler=own))
 
 
 def test_files_that_changed_are_listed(tmp_path):

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 
 import labkit as lab
 from labkit.analysis.compare import Comparison
@@ -22,6 +22,7 @@ from labkit.diagnosis.tune import LoaderTrials
 from labkit.machine import hardware, shared_memory
 from tests import warm_python
 from tests.diagnosis.json_keys import undocumented
+from tests.diagnosis.made_sets import Made, Stream
 from tests.diagnosis.scripts import TRAINING
 from tests.fake_clock import FakeClock
 
@@ -112,38 +113,6 @@ def test_nothing_is_changed_where_nothing_helps():
     assert set(result.unchanged.values()) <= EQUAL
 
 
-def test_several_arguments_are_changed_together():
-    def epoch_s(arguments):
-        saved = 0.8**arguments.persistent_workers * 0.8 ** (arguments.prefetch_factor > 2)
-        return by_workers(arguments) * saved * 0.9**arguments.pin_memory
-
-    assert tuned(epoch_s).changes == {
-        "num_workers": 3, "prefetch_factor": 8, "persistent_workers": True, "pin_memory": True,
-    }  # fmt: skip
-
-
-def test_the_order_is_kept_where_batches_ahead_help_as_much():
-    def epoch_s(arguments):
-        is_even = not arguments.in_order or arguments.prefetch_factor > 2
-        return 1.0 if arguments.num_workers < 2 or not is_even else 0.6
-
-    assert tuned(epoch_s).changes == {"num_workers": 2, "prefetch_factor": 8}
-
-    def needs_no_order(arguments):
-        return 1.0 if arguments.num_workers < 2 or arguments.in_order else 0.6
-
-    assert tuned(needs_no_order).changes == {"num_workers": 2, "in_order": False}
-
-
-def test_workers_that_take_long_to_start_are_kept():
-    def epoch_s(arguments):
-        return by_workers(arguments) + (arguments.num_workers > 0) * (
-            0.0 if arguments.persistent_workers else 1.0
-        )
-
-    assert tuned(epoch_s).changes == {"num_workers": 3, "persistent_workers": True}
-
-
 def test_what_has_no_room_is_left_out_with_its_reason():
     def no_room(arguments):
         return "no room" if arguments.num_workers * arguments.prefetch_factor > 6 else ""
@@ -166,12 +135,36 @@ def test_a_candidate_that_fails_is_left_out():
     assert "OSError: too many open files" in str(result)
 
 
-def test_no_workers_take_their_arguments_along():
-    now = Arguments(2, prefetch_factor=8, persistent_workers=True)
-    result = tuned(lambda arguments: 1.0 + arguments.num_workers, now=now)
-    assert result.changes == {
-        "num_workers": 0, "prefetch_factor": None, "persistent_workers": False,
-    }  # fmt: skip
+# What is tried -> seconds of an epoch, the arguments now, and what is changed.
+CHANGED = {
+    "several arguments are changed together": (
+        lambda a: by_workers(a) * 0.8**a.persistent_workers * 0.8 ** (a.prefetch_factor > 2)
+        * 0.9**a.pin_memory,
+        Arguments(0),
+        {"num_workers": 3, "prefetch_factor": 8, "persistent_workers": True, "pin_memory": True},
+    ),
+    "the order is kept where batches ahead help as much": (
+        lambda a: 0.6 if a.num_workers > 1 and (not a.in_order or a.prefetch_factor > 2) else 1.0,
+        Arguments(0), {"num_workers": 2, "prefetch_factor": 8},
+    ),
+    "the order is changed where nothing else helps": (
+        lambda a: 1.0 if a.num_workers < 2 or a.in_order else 0.6,
+        Arguments(0), {"num_workers": 2, "in_order": False},
+    ),
+    "workers that take long to start are kept": (
+        lambda a: by_workers(a) + (a.num_workers > 0 and not a.persistent_workers),
+        Arguments(0), {"num_workers": 3, "persistent_workers": True},
+    ),
+    "no workers take their arguments along": (
+        lambda a: 1.0 + a.num_workers, Arguments(2, prefetch_factor=8, persistent_workers=True),
+        {"num_workers": 0, "prefetch_factor": None, "persistent_workers": False},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("epoch_s", "now", "changes"), CHANGED.values(), ids=CHANGED)
+def test_what_is_fastest_is_chosen(epoch_s, now, changes):
+    assert tuned(epoch_s, now=now).changes == changes
 
 
 def test_only_what_can_be_changed_is_tried():
@@ -349,35 +342,28 @@ def test_it_is_written_as_json():
 
 @pytest.fixture
 def short_trials(monkeypatch):
-    from labkit.diagnosis import diagnose, tune
-
-    monkeypatch.setattr(diagnose, "LEAST_BUDGET_S", 0.5)
-    monkeypatch.setattr(tune, "SHORTEST_STRETCH_S", 0.1)
+    monkeypatch.setattr("labkit.diagnosis.diagnose.LEAST_BUDGET_S", 0.5)
+    monkeypatch.setattr("labkit.diagnosis.tune.SHORTEST_STRETCH_S", 0.1)
     monkeypatch.setattr(arms, "FEWEST_STRETCH_STEPS", 4)
     monkeypatch.setattr(loader_search, "FEWEST_PAIRS", 3)
 
 
-class Waiting(Dataset):
+def waiting(wait_s=0.02, shape=(4,)):
     """Samples that come late and need no core."""
-
-    def __init__(self, wait_s=0.02, shape=(4,)):
-        self.wait_s, self.shape = wait_s, shape
-
-    def __len__(self):
-        return 200
-
-    def __getitem__(self, i):
-        time.sleep(self.wait_s)
-        return torch.zeros(self.shape)
+    return Made(lambda _, i: time.sleep(wait_s) or torch.zeros(shape), 200)
 
 
 def step(batch):
     time.sleep(0.001)
 
 
+def tune(data, step=step, budget_s=4, **how):
+    return lab.tune(DataLoader(data, 2), step, budget_s=budget_s, progress=False, **how)
+
+
 @pytest.mark.alone
 def test_samples_that_wait_get_more_workers(short_trials):
-    loader = DataLoader(Waiting(), batch_size=2)
+    loader = DataLoader(waiting(), batch_size=2)
     result = lab.tune(loader, step, budget_s=8, progress=False)
     assert result.changes["num_workers"] == hardware.cores()
     assert result.interval[0] > 1.3
@@ -387,9 +373,7 @@ def test_samples_that_wait_get_more_workers(short_trials):
 
 @pytest.mark.alone
 def test_a_slow_step_needs_no_change(short_trials):
-    loader = DataLoader(Waiting(0.0), batch_size=2)
-    result = lab.tune(loader, lambda batch: time.sleep(0.02), budget_s=8, progress=False)
-    assert result.changes == {}
+    assert tune(waiting(0.0), lambda batch: time.sleep(0.02), budget_s=8).changes == {}
 
 
 def test_the_model_and_random_numbers_stay_as_they_were(short_trials):
@@ -404,7 +388,7 @@ def test_the_model_and_random_numbers_stay_as_they_were(short_trials):
     torch.manual_seed(7)
     expected = torch.rand(3)
     torch.manual_seed(7)
-    loader = DataLoader(Waiting(0.001), batch_size=2, shuffle=True)
+    loader = DataLoader(waiting(0.001), batch_size=2, shuffle=True)
     how = {"model": model, "optimizer": optimizer, "progress": False}
     lab.tune(loader, train, budget_s=5, **how)
     assert torch.equal(torch.rand(3), expected)
@@ -418,15 +402,14 @@ def limit_shared_memory(monkeypatch, free_bytes):
 
 def test_workers_that_do_not_fit_into_shared_memory_are_not_tried(short_trials, monkeypatch):
     limit_shared_memory(monkeypatch, 10_000_000)
-    loader = DataLoader(Waiting(0.001, shape=(500_000,)), batch_size=2)  # 4 MB a batch
-    result = lab.tune(loader, step, budget_s=4, progress=False)
+    result = tune(waiting(0.001, shape=(500_000,)))  # 4 MB a batch
     assert "/dev/shm must have room for 3 batches of 4.0 MB" in str(result)
     assert set(result.measured) == {"as it is"}
 
 
 def test_workers_that_do_not_fit_into_memory_are_not_tried(short_trials, monkeypatch):
     monkeypatch.setattr(hardware, "free_memory_bytes", lambda: 1000)
-    result = lab.tune(DataLoader(Waiting(0.001), batch_size=2), step, budget_s=4, progress=False)
+    result = tune(waiting(0.001))
     reason = r"num_workers=1, .*: 1 worker would take .* MB of memory, of which 1.0 KB is free"
     assert re.search(reason, str(result))
 
@@ -434,7 +417,7 @@ def test_workers_that_do_not_fit_into_memory_are_not_tried(short_trials, monkeyp
 def why_not_one_worker(sample_floats, ranks, monkeypatch):
     """Return why one worker cannot be tried of each of some ranks."""
     monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
-    loop = Loop(DataLoader(Waiting(0.001, shape=(sample_floats,)), batch_size=2), step)
+    loop = Loop(DataLoader(waiting(0.001, shape=(sample_floats,)), batch_size=2), step)
     return LoaderTrials(loop, device=None, budget_s=4).why_not(Arguments(1))
 
 
@@ -497,8 +480,8 @@ def fail(batch):
         ([1, 2], step, "loader must be torch's DataLoader or a subclass of it, got [1, 2]; "),
         (DataLoader(Once()), step, "loader must have a data set that can be read again, got Once"),
         (DataLoader(OneGenerator()), step, "can be read again, got OneGenerator, whose iter() re"),
-        (Uncopied(Waiting()), step, "one that can be copied, got TypeError: holds a connection; "),
-        (DataLoader(Waiting()), None, "step must be a function of a batch, got None; "),
+        (Uncopied(waiting()), step, "one that can be copied, got TypeError: holds a connection; "),
+        (DataLoader(waiting()), None, "step must be a function of a batch, got None; "),
         (lab.Settings(), step, "step must be left out for settings, got <function ste"),
     ],
 )
@@ -510,41 +493,33 @@ def test_a_loader_that_cannot_be_tuned_is_one_line(loader, step, message):
 
 def test_too_short_a_budget_is_refused():
     with pytest.raises(ValueError, match="budget_s must be at least 5, got 1; the default is 60"):
-        lab.tune(DataLoader(Waiting()), step, budget_s=1)
+        lab.tune(DataLoader(waiting()), step, budget_s=1)
     message = r"budget_s must be at least \d+ to try \d+ sets"
     with pytest.raises(RuntimeError, match=message) as short:
-        lab.tune(DataLoader(Waiting(0.3)), step, budget_s=5, progress=False)
+        lab.tune(DataLoader(waiting(0.3)), step, budget_s=5, progress=False)
     assert "\n" not in str(short.value)
 
 
 def test_a_step_that_fails_is_one_line():
     message = "step must work on the loader's batches, got KeyError: 'image'; try step(next("
     with pytest.raises(RuntimeError, match=re.escape(message)) as error:
-        lab.tune(DataLoader(Waiting()), fail, progress=False)
+        lab.tune(DataLoader(waiting()), fail, progress=False)
     assert isinstance(error.value.__cause__, KeyError)
 
 
-class Broken(Waiting):
-    def __getitem__(self, i):
-        raise ValueError("broken file")
+def broken(_, i):
+    raise ValueError("broken file")
 
 
 def test_a_loader_that_fails_is_one_line():
     message = "loader must yield batches, got ValueError: broken file"
     with pytest.raises(RuntimeError, match=re.escape(message)):
-        lab.tune(DataLoader(Broken()), step, progress=False)
-
-
-class Duplicating(IterableDataset):
-    """Every worker yields all samples."""
-
-    def __iter__(self):
-        return iter([torch.full((4,), float(n)) for n in range(200)])
+        lab.tune(DataLoader(Made(broken)), step, progress=False)
 
 
 def test_workers_that_would_repeat_the_samples_are_not_tried(short_trials):
-    result = lab.tune(DataLoader(Duplicating(), 2), step, budget_s=4, progress=False)
-    assert "each worker would yield all samples of this IterableDataset" in str(result)
+    repeated = Stream(lambda: (torch.full((4,), float(n)) for n in range(200)))
+    assert "each worker would yield all samples of this IterableDataset" in str(tune(repeated))
 
 
 # --- scripts and settings ---------------------------------------------------------------------
