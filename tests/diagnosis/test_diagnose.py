@@ -35,6 +35,7 @@ from labkit.machine.clock import SystemClock
 from labkit.machine.usage import own_cpu_s
 from labkit.parts.devices import GpuSpeeds, SimulatedGpu
 from tests.diagnosis.made_sets import Made, Stream, compute, pixels, slow, waiting
+from tests.diagnosis.trainings import Endless
 from tests.fake_clock import FakeClock
 from tests.processes import PATIENCE_S
 from tests.short_diagnosis import BUDGET_S, shorten
@@ -136,33 +137,8 @@ class Wrapper:
         return len(self.base_dataloader)
 
 
-class Again:
-    """An endless sampler of batches."""
-
-    def __init__(self, sampler):
-        self.sampler = sampler
-
-    def __iter__(self):
-        return itertools.chain.from_iterable(itertools.repeat(self.sampler))
-
-
-class OneIterator(DataLoader):
-    """Keeps an iterator for all epochs, as timm's MultiEpochsDataLoader does."""
-
-    def __init__(self, dataset, **arguments):
-        super().__init__(dataset, **arguments)
-        object.__setattr__(self, "batch_sampler", Again(self.batch_sampler))
-        self.iterator = super().__iter__()
-
-    def __len__(self):
-        return len(self.batch_sampler.sampler)
-
-    def __iter__(self):
-        return itertools.islice(self.iterator, len(self))
-
-
 @pytest.mark.alone
-@pytest.mark.parametrize("kind", [Wrapper, OneIterator])
+@pytest.mark.parametrize("kind", [Wrapper, Endless])
 def test_a_subclass_with_an_iterator_of_its_own_is_tried_with_workers(kind):
     found = diagnose(kind(waiting(0.03), batch_size=2), Simulated(ms=1))
     assert (found.broken, found.bottleneck) == ("", "workers")
