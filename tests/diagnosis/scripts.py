@@ -1,7 +1,7 @@
 """The beginning of small training scripts: what follows iterates over `loader()`."""
 
 TRAINING = """
-import os, signal, sys, time, torch
+import os, random, signal, sys, time, torch
 from torch.utils.data import DataLoader, Dataset
 
 class Slow(Dataset):
@@ -21,8 +21,8 @@ def step(batch):
     loss.backward()
     optimizer.step()
 
-def loader(**options):
-    return DataLoader(Slow(), batch_size=4, **options)
+def loader(batch_size=4, **options):
+    return DataLoader(Slow(), batch_size, **options)
 
 def few(**options):
     return DataLoader(torch.utils.data.Subset(Slow(), range(8)), batch_size=4, **options)

@@ -9,52 +9,39 @@ from labkit.cli import main
 from labkit.diagnosis.compare import Watched, compare_watched
 from labkit.diagnosis.loader_arguments import LoaderArguments, read_arguments
 from tests import warm_python
+from tests.diagnosis.scripts import TRAINING
 
-SCRIPT = """
-import os, random, sys, time
-import torch
-from torch.utils.data import DataLoader, Dataset
+SCRIPT = (
+    TRAINING.replace("400", "100").replace("0.002", "random.uniform(0, 2 * SAMPLE_S)")
+    + """
+SAMPLE_S, STEPS, HOW = float(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 
-class Photos(Dataset):
-    def __init__(self, sample_s):
-        self.sample_s = sample_s
-    def __len__(self):
-        return 100
-    def __getitem__(self, index):
-        time.sleep(random.uniform(0, 2 * self.sample_s))
-        return torch.ones(4), index % 2
-
-def train(sample_s, steps, **options):
+def train(**options):
     random.seed(0)
-    model = torch.nn.Linear(4, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    loader = DataLoader(Photos(sample_s), 1, True, **options)
-    taken = 0
-    while taken < steps:
-        for images, labels in loader:
-            torch.nn.functional.cross_entropy(model(images), labels).backward()
-            optimizer.step()
+    batches, taken = loader(1, shuffle=True, **options), 0
+    while taken < STEPS:
+        for batch in batches:
+            step(batch)
             taken += 1
             if taken == 1:  # libraries have started
                 began_s = time.perf_counter()
-            if taken == steps:
+            if taken == STEPS:
                 break
-    return (time.perf_counter() - began_s) / (steps - 1)
+    return (time.perf_counter() - began_s) / (STEPS - 1)
 
 if __name__ == "__main__":
-    sample_s, steps, how = float(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-    if how == "fork" and os.fork():
+    if HOW == "fork" and os.fork():
         os.wait()
-    elif how == "spawn":
-        context = torch.multiprocessing.get_context("spawn")
-        process = context.Process(target=train, args=(sample_s, steps))
+    elif HOW == "spawn":
+        process = torch.multiprocessing.get_context("spawn").Process(target=train)
         process.start()
         process.join()
-    elif how == "workers":
-        train(sample_s, steps, num_workers=1, persistent_workers=True)
-    elif how != "none":
-        print(train(sample_s, steps))
+    elif HOW == "workers":
+        train(num_workers=1, persistent_workers=True)
+    elif HOW != "none":
+        print(train())
 """
+)
 
 
 @pytest.fixture(scope="module")
@@ -309,7 +296,7 @@ def test_other_processes_are_named_where_they_take_cores(slow, busy_shares, rank
 
 
 def test_data_sets_of_another_class_are_named(slow):
-    named = "Data set Photos before, Cached after: whether their samples are the same was not "
+    named = "Data set Slow before, Cached after: whether their samples are the same was not "
     text = "\n".join(compare_watched(run(slow), run(slow, training__loaders__0__dataset="Cached")))
     assert f"{named}checked." in text
     assert "Data set" not in "\n".join(compare_watched(run(slow), run(slow)))
