@@ -68,12 +68,13 @@ def test_waits_and_steps_add_up_from_the_end_of_the_first_step_on():
     assert (phases.outside_s, phases.validation.steps, phases.run_s) == (0, 0, 8.5)
 
 
-def test_batches_that_were_loaded_during_the_first_step_are_not_the_steady_state():
+@pytest.mark.parametrize("mark", ["train", None])
+def test_batches_that_were_loaded_during_the_first_step_are_not_the_steady_state(mark):
     story = Story()
     story.open(OTHER)
-    story.steps(1, 2, 60, OTHER)
-    story.steps(4, 0, 1, OTHER)  # two workers load two batches each ahead
-    story.steps(5, 1, 1, OTHER)
+    story.steps(1, 2, 60, OTHER, mark)
+    story.steps(4, 0, 1, OTHER, mark)  # two workers load two batches each ahead
+    story.steps(5, 1, 1, OTHER, mark)
     training = story.phases().training
     assert (training.wait_s, training.step_s) == (5, 4)
 
