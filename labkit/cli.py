@@ -15,12 +15,12 @@ from typing import Any, NoReturn, cast
 
 from labkit import install
 from labkit.diagnosis.compare import compare_watched, read_watched
-from labkit.diagnosis.diagnose import BUDGET_S, check_budget
+from labkit.diagnosis.diagnose import check_budget
 from labkit.diagnosis.live_script import diagnose_script
 from labkit.diagnosis.loader_arguments import EXAMPLE, read_arguments
 from labkit.diagnosis.outside import watch_from_outside
 from labkit.diagnosis.script import Program, load, run
-from labkit.diagnosis.tune import BUDGET_S as TUNING_BUDGET_S
+from labkit.diagnosis.thresholds import BUDGET_S, TUNING_BUDGET_S
 from labkit.language import shown
 from labkit.nccl import read_nccl_log
 from labkit.settings import field_kinds

@@ -105,29 +105,25 @@ class Facts:
     @classmethod
     def from_json(cls, known: Mapping[str, Any]) -> Facts:
         """Return the facts that `as_json` gave, with whatever else."""
-        phases = {
-            name: _made(Phase, known[name] | {"loaders": _loaders(known[name])})
-            for name in ("training", "validation")
-        }
-        parts = {
-            "phases": _made(Phases, {**known, **phases}),
-            "gpu": known["gpu"] and _made(Gpu, known["gpu"]),
-            "cpu": known["cpu"] and _cpu(known["cpu"]),
-        }
-        return _made(cls, {**known, **parts})
+
+        def phase(name: str) -> Phase:
+            loaders = tuple(_made(Loader, each) for each in known[name]["loaders"])
+            return _made(Phase, known[name], loaders=loaders)
+
+        gpu, cpu = known["gpu"], known["cpu"]
+        return _made(
+            cls,
+            known,
+            phases=_made(Phases, known, training=phase("training"), validation=phase("validation")),
+            gpu=gpu and _made(Gpu, gpu),
+            cpu=cpu and _made(Cpu, cpu, limits=_made(CoreLimits, cpu["limits"])),
+        )
 
 
-def _made(kind: Any, known: Mapping[str, Any]) -> Any:
-    """Return a dataclass from its fields, among others."""
-    return kind(**{field.name: known[field.name] for field in fields(kind)})
-
-
-def _cpu(known: Mapping[str, Any]) -> Cpu:
-    return _made(Cpu, {**known, "limits": _made(CoreLimits, known["limits"])})
-
-
-def _loaders(phase: Mapping[str, Any]) -> tuple[Loader, ...]:
-    return tuple(_made(Loader, each) for each in phase["loaders"])
+def _made(kind: Any, known: Mapping[str, Any], **parts: object) -> Any:
+    """Return a dataclass from its fields, among others, some of which are made already."""
+    values = {**known, **parts}
+    return kind(**{field.name: values[field.name] for field in fields(kind)})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -347,22 +343,21 @@ def lines_of_ranks(
     rows = sorted(known, key=lambda each: each["rank"])
     if len(rows) < 2:
         return lines(facts, following)
-    shares = {row["rank"]: row["training"]["loading_share"] for row in rows}
-    slowest = max(shares, key=shares.get)
-    most_of_others = max(share for rank, share in shares.items() if rank != slowest)
-    (row_of_slowest,) = (row for row in rows if row["rank"] == slowest)
-    conclusion = answer(Facts.from_json(row_of_slowest))
-    apart = shares[slowest] - most_of_others
+    by_share = sorted(rows, key=lambda row: row["training"]["loading_share"], reverse=True)
+    slowest, second, *_ = by_share
+    share, most = (row["training"]["loading_share"] for row in (slowest, second))
+    conclusion = answer(Facts.from_json(slowest))
     problem = PROBLEMS.get(conclusion.verdict)
     start = conclusion.sentence.partition(":")[0]
     is_training = problem is not None and not start.endswith("validation")
-    if is_training and apart >= REPORTED_SHARE:
+    if is_training and share - most >= REPORTED_SHARE:
         waits = Text(
             "rank {rank} waits for data {share} of its time, and the other ranks, which wait for "
             "data at most {most} of theirs, wait for it"
         )
-        share, most = units.percent(shares[slowest]), units.percent(most_of_others)
-        waits = waits.format(rank=slowest, share=share, most=most)
+        waits = waits.format(
+            rank=slowest["rank"], share=units.percent(share), most=units.percent(most)
+        )
         sentence = LOADING_IS.format(problem=problem, effect=waits)
         conclusion = replace(conclusion, sentence=sentence)
     table = [list(map(shown, ("rank", "images/s", "waiting for data", "step")))]

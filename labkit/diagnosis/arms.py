@@ -24,7 +24,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import cycle
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -36,9 +36,11 @@ from labkit.diagnosis.thresholds import (
     BLOCKS,
     FEWEST_STRETCH_STEPS,
     FILLING_S,
+    FIRST_TO_STALL_RATIO,
     LONGEST_STRETCH_S,
     RESTS_S,
     SHORTEST_STRETCH_S,
+    STALL_S,
 )  # fmt: skip
 from labkit.language import Text
 from labkit.machine import procfs
@@ -71,6 +73,22 @@ def in_one_line(error: Exception) -> str:
         )
         return ended.format(message=message)
     return message
+
+
+@dataclass
+class Budget:
+    """The time of a diagnosis, and what shows how much of it is over."""
+
+    s: float
+    over_s: float
+    """When it is over, by the monotonic clock."""
+    say: Callable[[str, float], None]
+    """Called with what is measured next and the share that is done."""
+
+    @property
+    def left_s(self) -> float:
+        """Seconds; less than 0 where it is over."""
+        return self.over_s - time.monotonic()
 
 
 class Loop:
@@ -155,7 +173,7 @@ class Loop:
                 persistent = loaders.is_data_loader(loader) and loader.persistent_workers
                 if not done and persistent and loader._iterator is not None:
                     # It first receives what its workers still have of an epoch that was left.
-                    wait_for("loader to begin an epoch", loaders.FIRST)
+                    wait_for("loader to begin an epoch", FIRST_TO_STALL_RATIO)
                     batches = iter(loader)
                 before, epoch_s = done, now()
                 over_s: list[float] = []
@@ -312,7 +330,7 @@ def with_one_thread() -> Iterator[None]:
 
 def without_stalls(loader: Iterable, wait_for: Callable) -> Iterator:
     """Yield the batches of a loader; raise `Stopped` where one is None or takes too long."""
-    wait_for("loader to yield a batch", loaders.FIRST)
+    wait_for("loader to yield a batch", FIRST_TO_STALL_RATIO)
     for batch in loader:
         if batch is None:
             raise Stopped("loader must yield batches, got None; does its collate_fn return one?")
@@ -335,7 +353,7 @@ def stall_limit() -> Iterator[Callable]:
 
     def wait_for(what: str, times: float = 1) -> None:
         nonlocal awaited, limit_s
-        awaited, limit_s = what, times * loaders.STALL_S
+        awaited, limit_s = what, times * STALL_S
         # Again and again: a data set that tries once more after any error would swallow the first.
         signal.setitimer(signal.ITIMER_REAL, limit_s, limit_s)
 
@@ -346,16 +364,13 @@ def stall_limit() -> Iterator[Callable]:
         )
         raise Stopped(why.format(limit_s=limit_s, awaited=awaited))
 
-    before, since_s = signal.signal(signal.SIGALRM, stop), time.monotonic()
-    left_s, interval_s = signal.setitimer(signal.ITIMER_REAL, 0.0)
+    own, since_s = set_alarm(Alarm(stop)), time.monotonic()
     try:
         yield wait_for
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0.0)
-        signal.signal(signal.SIGALRM, before)
-        if left_s:  # the user's own alarm, at once where it is overdue
-            left_s = max(left_s - (time.monotonic() - since_s), 1e-6)
-            signal.setitimer(signal.ITIMER_REAL, left_s, interval_s)
+        # The user's own one, at once where it is overdue.
+        left_s = own.left_s and max(own.left_s - (time.monotonic() - since_s), 1e-6)
+        set_alarm(own._replace(left_s=left_s))
 
 
 class Alarm(NamedTuple):

@@ -27,7 +27,6 @@ from labkit.analysis.thresholds import (
     NEGLIGIBLE_SHARE,
 )
 from labkit.analysis.two_runs import (
-    RunComparison,
     StepTime,
     compare_runs,
     count_steps,
@@ -208,7 +207,8 @@ def compare_watched(before: Watched, after: Watched) -> list[str]:
         ]
     compared = compare_runs(before.step, after.step)
     interval = Text("{ratio} times as fast {interval}").format(
-        ratio=_ratio(compared.ratio), interval=_interval(compared)
+        ratio=f"{compared.ratio:#.3g}".removesuffix("."),
+        interval=units.interval(compared.low, compared.high),
     )
     if before.images and after.images:
         first = units.rate(before.images_per_s).removesuffix(" images/s")
@@ -298,14 +298,6 @@ def _disturbed(before: Watched, after: Watched) -> list[str]:
         "the speed as well: repeat both runs without them."
     )
     return [text.format(before=one, cores=before.cores, after=other)]
-
-
-def _ratio(ratio: float) -> str:
-    return f"{ratio:#.3g}".removesuffix(".")
-
-
-def _interval(compared: RunComparison) -> str:
-    return units.interval(compared.low, compared.high)
 
 
 def _round_up(steps: int) -> int:

@@ -10,17 +10,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from labkit.diagnosis import loaders
-from labkit.diagnosis.arms import Loop, in_one_line
+from labkit.diagnosis.arms import Budget, Loop, in_one_line
 from labkit.diagnosis.bounds import bounds_of
 from labkit.diagnosis.facts import Facts
 from labkit.diagnosis.measure import collect
 from labkit.diagnosis.rules import Findings, conclude, propose
 from labkit.diagnosis.say import arms, as_json, details, screen
+from labkit.diagnosis.thresholds import BUDGET_S, LEAST_BUDGET_S
 from labkit.diagnosis.verify import try_remedies
 from labkit.files import bar
 from labkit.language import Text, shown
@@ -29,8 +29,6 @@ from labkit.parts.devices import SimulatedGpu
 if TYPE_CHECKING:
     import pandas as pd
     import torch
-
-BUDGET_S, LEAST_BUDGET_S = 50.0, 5.0
 
 
 class Diagnosis(Findings):
@@ -122,7 +120,8 @@ def diagnose_loop(
     """
     over_s = time.monotonic() + budget_s
     with ExitStack() as stack:
-        say = stack.enter_context(_bar(progress))
+        form = Text("{desc} {percentage:3.0f}% |{bar:20}| {elapsed}, {remaining} left{postfix}")
+        say = stack.enter_context(progress_bar("diagnosis", form, visible=progress))
         stack.enter_context(loaders.random_state_kept(loop.loader))
         if loaders.is_data_loader(loop.loader):  # no worker outlives the measurement
             spread = loaders.spread_over_epoch(loop.loader)
@@ -131,16 +130,13 @@ def diagnose_loop(
             except Exception as error:  # the user's own class may raise anything
                 why = Text("the loader cannot be copied: {why}").format(why=in_one_line(error))
                 return Diagnosis(facts=Facts(broken=why))
-        limits: dict[str, Any] = {"budget_s": budget_s, "over_s": over_s, "say": say}
-        facts = collect(loop, files=files, device=device, **limits)
+        budget = Budget(budget_s, over_s, say)
+        facts = collect(loop, budget, files=files, device=device)
         bounds = bounds_of(facts)
         remedies = propose(bounds) if bounds else ()
         if bounds and not facts.broken:
             cold = files if bounds.now.fetch_s else ()
-            trials = try_remedies(loop, bounds, remedies, files=cold, **limits)
-            remedies, failed = trials.remedies, facts.failed + trials.failed
-            left_out = facts.left_out + trials.left_out
-            facts = replace(facts, failed=failed, left_out=left_out, broken=trials.broken)
+            remedies, facts = try_remedies(loop, bounds, remedies, budget, cold)
     return Diagnosis(**vars(conclude(facts, bounds, remedies)))
 
 
@@ -180,12 +176,16 @@ def check_budget(budget_s: float, default_s: float = BUDGET_S) -> None:
 
 
 @contextmanager
-def _bar(visible: bool) -> Iterator[Callable[[str, float], None]]:
-    """Show a bar; yield a function that sets its text and the share that is done."""
-    left = Text("{desc} {percentage:3.0f}% |{bar:20}| {elapsed}, {remaining} left{postfix}")
-    form = shown(left)
-    title = shown("diagnosis")
-    with bar(total=100, desc=title, disable=not visible, bar_format=form) as drawn:
+def progress_bar(title: str, form: str, *, visible: bool) -> Iterator[Callable[[str, float], None]]:
+    """Show a bar; yield a function that sets its text and the share that is done.
+
+    Args:
+        title: before it.
+        form: tqdm's `bar_format`.
+        visible: False shows nothing.
+    """
+    form = shown(form)
+    with bar(total=100, desc=shown(title), disable=not visible, bar_format=form) as drawn:
 
         def say(what: str, share: float) -> None:
             drawn.n = max(round(100 * share), drawn.n)

@@ -125,6 +125,10 @@ class Hook:
         for listener in self.listeners:
             listener.append(event)
 
+    def _emit_now(self, kind: Kind, thread: int, number: int = 0) -> None:
+        at_s = self.now()
+        self._emit(kind, thread, at_s, at_s, number)
+
     # --- loaders
 
     def open(
@@ -149,9 +153,9 @@ class Hook:
             self._supply.opens(loader, number, iterator)
 
         def drop(_: object) -> None:
-            at_s, drawer = self.now(), self._drawers.pop(number, None)
+            drawer = self._drawers.pop(number, None)
             if drawer is not None:
-                self._emit("leave", drawer, at_s, at_s, number)
+                self._emit_now("leave", drawer, number)
 
         with suppress(TypeError):  # a generator in C has no weak references
             self._iterators[number] = weakref.ref(iterator, drop)
@@ -197,8 +201,7 @@ class Hook:
 
     def leave(self, number: int) -> None:
         """Record that a loop was left."""
-        thread, at_s = get_ident(), self.now()
-        self._emit("leave", thread, at_s, at_s, number)
+        self._emit_now("leave", get_ident(), number)
 
     @contextmanager
     def _in_loader(self, thread: int, began_s: float) -> Iterator[bool]:
@@ -299,8 +302,7 @@ class Hook:
         self.trainer = thread = get_ident()
         if self._stacks[thread, False] < LOOKED_AT_STACKS:
             self._note_stack(thread, at_batch=False)
-        at_s = self.now()
-        self._emit(kind, thread, at_s, at_s)
+        self._emit_now(kind, thread)
 
     def _note_stack(self, thread: int, *, at_batch: bool) -> None:
         self._stacks[thread, at_batch] += 1
@@ -319,8 +321,7 @@ class Hook:
         making = self._calls.get((thread, True), set()) - self._calls.get((thread, False), set())
         is_making = any(code in making for code in _stack(frame))
         del frame  # holds what its variables hold
-        at_s = self.now()
-        self._emit("preparing" if is_making else "computing", thread, at_s, at_s)
+        self._emit_now("preparing" if is_making else "computing", thread)
 
 
 def _holds(item: object, batch: object) -> bool:

@@ -25,10 +25,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from labkit.diagnosis import loaders, together
 from labkit.diagnosis.arms import Alarm, Loop, Stopped, set_alarm
-from labkit.diagnosis.diagnose import BUDGET_S, Diagnosis, check_budget, diagnose_loop
+from labkit.diagnosis.diagnose import Diagnosis, check_budget, diagnose_loop
 from labkit.diagnosis.hook import HOOK
 from labkit.diagnosis.loops import Event, Loops
 from labkit.diagnosis.thresholds import (
+    BUDGET_S,
     MOST_FOLLOWING_STEPS,
     MOST_INSIDE_STEPS,
     STEADY_STEPS,
@@ -55,10 +56,6 @@ class LiveDiagnosis:
     Args:
         budget_s: as of `diagnose`.
         progress: show a bar.
-        show: called with the diagnosis, before the training is ended.
-        begin: called where the diagnosis begins, of several ranks in the first one.
-        insist: called where the training catches what ends it, and goes on again and again.
-        find: what is done with the loop: `diagnose_loop`, or `tune_live`.
         must_train: leave loops alone that no optimizer step follows, as in a process that only
             loads batches for others.
     """
@@ -71,18 +68,11 @@ class LiveDiagnosis:
         *,
         budget_s: float = BUDGET_S,
         progress: bool = True,
-        show: Callable[[Any], object] = lambda _: None,
-        begin: Callable[[], object] = lambda: None,
-        insist: Callable[[], object] = lambda: None,
-        find: Callable[..., Diagnosis | Tuned] = diagnose_loop,
         must_train: bool = False,
     ) -> None:
         self.events: deque[Event] = deque()
         """Those of the hook, to take next."""
-        self._budget_s, self._progress = budget_s, progress
-        self._show, self._find = show, find
-        self._at_begin, self._insist = begin, insist
-        self._must_train = must_train
+        self._budget_s, self._progress, self._must_train = budget_s, progress, must_train
         self._loops = Loops(HOOK.loaders)
         self._loaders: dict[int, Any] = {}
         self._following: dict[int, Iterator] = {}  # batches of loaders beside it, without end
@@ -104,6 +94,19 @@ class LiveDiagnosis:
         self._has_ended = threading.Event()
         self._is_over, self._pid = False, os.getpid()
         self._caught = 0
+
+    def begin(self) -> None:
+        """Called where the diagnosis begins, of several ranks in the first one."""
+
+    def measure(self, loop: Loop) -> Diagnosis | Tuned:
+        """Return what is found of the training's loop."""
+        return diagnose_loop(loop, budget_s=self._budget_s, progress=self._progress)
+
+    def show(self, diagnosis: Any) -> None:
+        """Called before the training is ended."""
+
+    def insist(self) -> None:
+        """Called where the training catches what ends it, and goes on again and again."""
 
     # --- called by the hook, in the training's threads
 
@@ -231,7 +234,7 @@ class LiveDiagnosis:
     def _raise_ended(self) -> NoReturn:
         self._caught += 1
         if self._caught > 100:  # a training may catch `Ended` and go on
-            self._insist()
+            self.insist()
         raise Ended(0)
 
     def _is_training(self, number: int) -> bool:
@@ -262,7 +265,7 @@ class LiveDiagnosis:
         group = together.group()
         leads = group is None or group.rank == 0
         if leads:
-            self._at_begin()
+            self.begin()
         self._greenlet = greenlet(self._lead if leads else self._follow)
         self._wait_here()
         self._greenlet.switch(self._loaders[number], group)
@@ -291,7 +294,7 @@ class LiveDiagnosis:
         loop = _LiveLoop(loader, step, leader, self._ahead)
         try:
             with self._interrupted():
-                diagnosis = self._find(loop, budget_s=self._budget_s, progress=self._progress)
+                diagnosis = self.measure(loop)
         finally:
             if leader:
                 with suppress(RuntimeError):  # of a store that has ended with another rank
@@ -299,7 +302,7 @@ class LiveDiagnosis:
             set_alarm(alarm)
             self._is_over, self._greenlet = True, None
         self.diagnosis = diagnosis
-        self._show(diagnosis)
+        self.show(diagnosis)
         self._has_ended.set()
         self._at_end()
 

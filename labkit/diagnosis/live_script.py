@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from labkit import files, units
-from labkit.diagnosis.diagnose import Diagnosis, diagnose_loop
+from labkit.diagnosis.arms import Loop
+from labkit.diagnosis.diagnose import Diagnosis
 from labkit.diagnosis.live import Ended, LiveDiagnosis, supplying
 from labkit.diagnosis.loader_search import Tuned
 from labkit.diagnosis.loaders import end_process
@@ -43,7 +44,77 @@ from labkit.language import Text, is_chinese, shown
 
 VARIABLE = "LABKIT_DIAGNOSE"  # of the environment: what started processes are to do, as JSON
 TERMINATED = "the script was terminated"
-MOST_LISTED = 10  # changed files
+
+
+class _ScriptDiagnosis(LiveDiagnosis):
+    """The diagnosis of a script, which is printed and written as it was asked for.
+
+    Args:
+        request: of `diagnose_script`, as JSON.
+        must_train: as of `LiveDiagnosis`.
+    """
+
+    def __init__(self, request: dict[str, Any], *, must_train: bool = False) -> None:
+        is_quiet = bool(rank_of_launcher())
+        super().__init__(budget_s=request["budget_s"], progress=not is_quiet, must_train=must_train)
+        self._request = request
+
+    @property
+    def _is_owner(self) -> bool:
+        return self._request["owner"] == os.getpid()  # not in a fork of it
+
+    def begin(self) -> None:
+        """Show what was measured where SIGTERM comes."""
+        Termination(lambda: self.end_by_signal(TERMINATED, self._terminate)).install()
+
+    def measure(self, loop: Loop) -> Diagnosis | Tuned:
+        """Return the diagnosis, or the loader's best arguments."""
+        if self._request["tuned"]:
+            return tune_live(loop, budget_s=self._budget_s, progress=self._progress)
+        return super().measure(loop)
+
+    def show(self, diagnosis: Diagnosis | Tuned) -> None:
+        """Print and write the diagnosis."""
+        details = f"\n\n{diagnosis.details()}" if self._request["details"] else ""
+        sys.stdout.write(f"{diagnosis}{details}\n")
+        sys.stdout.flush()
+        if not self._is_owner:
+            self._leave(is_diagnosed=True, why_not=diagnosis.broken)
+        if self._request["json"]:
+            try:
+                with files.whole(Path(self._request["json"])) as part:
+                    part.write_text(json.dumps(diagnosis.as_json(), indent=1), encoding="utf-8")
+            except OSError as error:
+                say(f"--json: {error}")
+
+    def insist(self) -> None:
+        """End the process."""
+        say("The script catches what ends it, and goes on: its process is ended.")
+        self._remove_folder()
+        end_process(0)
+
+    def leave_reason(self) -> None:
+        """Have the first process print why the training of this one was not diagnosed."""
+        why_not = self.why_not()
+        if why_not and self.has_trained():
+            self._leave(is_diagnosed=False, why_not=why_not)
+
+    def _leave(self, *, is_diagnosed: bool, why_not: str) -> None:
+        """Leave what became of the diagnosis in this process where the first process finds it."""
+        known = {"is_diagnosed": is_diagnosed, "why_not": why_not}
+        path = Path(self._request["folder"], f"{os.getpid()}.json")
+        with suppress(OSError), files.whole(path) as part:
+            part.write_text(json.dumps(known), encoding="utf-8")
+
+    def _remove_folder(self) -> None:
+        if self._is_owner:
+            shutil.rmtree(self._request["folder"], ignore_errors=True)
+
+    def _terminate(self) -> None:
+        if self.why_not() and not rank_of_launcher():
+            say(Text("Nothing was diagnosed: {why}.").format(why=TERMINATED))
+        self._remove_folder()
+        end_by_signal(signal.SIGTERM)
 
 
 def diagnose_script(
@@ -91,8 +162,8 @@ def diagnose_script(
         say(textwrap.fill(before, 45 if is_chinese() else 90))
     begun_s = time.time()
     start_children_with(VARIABLE, request, _diagnose_fork)
-    live, own_exit = _live(request), None
-    _termination(live, request).install()
+    live, own_exit = _ScriptDiagnosis(request), None
+    live.begin()
     try:
         with supplying(live):
             execute(program)
@@ -145,21 +216,9 @@ def _tell_launcher(why_not: str) -> None:
             Path(file).write_text(json.dumps({"message": error}), encoding="utf-8")
 
 
-def _termination(live: LiveDiagnosis, request: dict[str, Any]) -> Termination:
-    """Return what shows what was measured when SIGTERM comes."""
-
-    def end() -> None:
-        if live.why_not() and not rank_of_launcher():
-            say(Text("Nothing was diagnosed: {why}.").format(why=TERMINATED))
-        if request["owner"] == os.getpid():
-            shutil.rmtree(request["folder"], ignore_errors=True)
-        end_by_signal(signal.SIGTERM)
-
-    return Termination(lambda: live.end_by_signal(TERMINATED, end))
-
-
 def _changed_in_words(changed: Sequence[str]) -> Text:
-    listed, more = ", ".join(changed[:MOST_LISTED]), len(changed) - MOST_LISTED
+    most = 10  # on the screen
+    listed, more = ", ".join(changed[:most]), len(changed) - most
     if more > 0:
         text = Text("Files that changed during this run: {files}, and {n} more")
         return text.format(files=listed, n=more)
@@ -190,61 +249,11 @@ def _diagnose_fork() -> None:
 def _diagnose_here(*, must_train: bool) -> None:
     Termination.forget()
     request, stack = json.loads(os.environ[VARIABLE]), ExitStack()
-    live = _live(request, must_train=must_train)
-    stack.callback(_leave_reason, live, request)
+    live = _ScriptDiagnosis(request, must_train=must_train)
+    stack.callback(live.leave_reason)
     stack.enter_context(supplying(live))
     atexit.register(stack.close)
     Finalize(None, stack.close, exitpriority=0)  # a forked process has no atexit before 3.13
-
-
-def _leave_reason(live: LiveDiagnosis, request: dict[str, Any]) -> None:
-    """Have the first process print why the training of this one was not diagnosed."""
-    why_not = live.why_not()
-    if why_not and live.has_trained():
-        _leave(request, is_diagnosed=False, why_not=why_not)
-
-
-def _leave(request: dict[str, Any], *, is_diagnosed: bool, why_not: str) -> None:
-    """Leave what became of the diagnosis in this process where the first process finds it."""
-    known = {"is_diagnosed": is_diagnosed, "why_not": why_not}
-    with suppress(OSError), files.whole(Path(request["folder"], f"{os.getpid()}.json")) as part:
-        part.write_text(json.dumps(known), encoding="utf-8")
-
-
-def _live(request: dict[str, Any], *, must_train: bool = False) -> LiveDiagnosis:
-    def show(diagnosis: Diagnosis | Tuned) -> None:
-        details = f"\n\n{diagnosis.details()}" if request["details"] else ""
-        sys.stdout.write(f"{diagnosis}{details}\n")
-        sys.stdout.flush()
-        if request["owner"] != os.getpid():
-            _leave(request, is_diagnosed=True, why_not=diagnosis.broken)
-        if request["json"]:
-            try:
-                with files.whole(Path(request["json"])) as part:
-                    part.write_text(json.dumps(diagnosis.as_json(), indent=1), encoding="utf-8")
-            except OSError as error:
-                say(f"--json: {error}")
-
-    def insist() -> None:
-        say("The script catches what ends it, and goes on: its process is ended.")
-        if request["owner"] == os.getpid():
-            shutil.rmtree(request["folder"], ignore_errors=True)
-        end_process(0)
-
-    def begin() -> None:
-        _termination(live, request).install()
-
-    is_quiet = bool(rank_of_launcher())
-    live = LiveDiagnosis(
-        budget_s=request["budget_s"],
-        progress=not is_quiet,
-        show=show,
-        begin=begin,
-        insist=insist,
-        find=tune_live if request["tuned"] else diagnose_loop,
-        must_train=must_train,
-    )
-    return live
 
 
 def changed_files(folder: Path, since_s: float, but: Path | None = None) -> list[str]:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from functools import wraps
 from typing import Any
@@ -93,11 +93,6 @@ def read_arguments(text: str) -> dict[str, Value]:
     if given and arguments.get("num_workers") == 0:
         raise ValueError(f"num_workers must be at least 1 with {given[0]}, got 0")
     return arguments
-
-
-def written(arguments: Mapping[str, Value]) -> str:
-    """Return arguments as code: "num_workers=8, pin_memory=True"."""
-    return ", ".join(f"{name}={value!r}" for name, value in arguments.items())
 
 
 def speed_arguments_of(loader: object) -> dict[str, Value]:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from labkit import units
 from labkit.analysis.compare import NOTHING, Comparison
@@ -24,7 +24,7 @@ from labkit.analysis.halving import Blocks, Halved, halve, is_as_fast
 from labkit.analysis.thresholds import DELTA
 from labkit.diagnosis.arms import Stopped, in_one_line
 from labkit.diagnosis.facts import DEFAULT_PREFETCH_FACTOR
-from labkit.diagnosis.loaders import OneThread
+from labkit.diagnosis.loaders import OneThread, written
 from labkit.diagnosis.thresholds import (
     FEWEST_PAIRS,
     MOST_PAIRS,
@@ -49,7 +49,7 @@ class Arguments(NamedTuple):
     pin_memory: bool = False
 
 
-class Trials(Protocol):
+class Trials:
     """What can be tried, and how: of a user's loader, or of a pipeline of settings."""
 
     now: Arguments
@@ -57,13 +57,14 @@ class Trials(Protocol):
     changeable: frozenset[str]
     """Names of the arguments that can be changed."""
     most_workers: int
-    trial_s: float
+    trial_s = 0.0
     """About how long one trial takes; 0 where that is not known."""
-    what: str
-    """What takes the arguments: DataLoader."""
+    what = "DataLoader"
+    """What takes the arguments."""
 
     def why_not(self, arguments: Arguments) -> str:
         """Return the reason why arguments cannot be tried here; "" where they can."""
+        return ""
 
     def opened(
         self, candidates: Sequence[Arguments]
@@ -72,12 +73,15 @@ class Trials(Protocol):
 
         The function raises where the candidate does not work.
         """
+        raise NotImplementedError
 
     def as_given(self, changes: Mapping[str, Any]) -> dict[str, Any]:
         """Return changes as the arguments that a user writes."""
+        return dict(changes)
 
     def with_changes(self, changes: Mapping[str, Any]) -> Settings | None:
         """Return the settings with changes as of `as_given`; None where a loader is tuned."""
+        return None
 
 
 # --- what is tried ----------------------------------------------------------------------------
@@ -283,7 +287,7 @@ def search(trials: Trials, *, budget_s: float, say: Callable[[str], None]) -> Tu
     changes = trials.as_given(changes_of(now, best))
     return Tuned(
         changes=changes,
-        line=_line(trials.what, changes),
+        line=f"{trials.what}(..., {written(changes)})" if changes else "",
         compared=compared,
         tried="" if others.best == now else label_of(now, others.best),
         unchanged=dict(_unchanged(trials, best, workers, others, compared)),
@@ -298,14 +302,6 @@ def search(trials: Trials, *, budget_s: float, say: Callable[[str], None]) -> Tu
         budget_s=budget_s,
         settings=trials.with_changes(changes),
     )
-
-
-def _line(what: str, changes: Mapping[str, Any]) -> str:
-    written = (
-        f"{name}={value if isinstance(value, OneThread) else repr(value)}"
-        for name, value in changes.items()
-    )
-    return f"{what}(..., {', '.join(written)})" if changes else ""
 
 
 def _check_time(budget_s: float, trial_s: float, candidates: int) -> None:
@@ -418,8 +414,6 @@ class Tuned:
     budget_s: float = 0.0
     settings: Settings | None = None
     """The settings with the changes, where settings were tuned."""
-    failed: tuple[str, ...] = ()
-    """What else should be known of the measurement."""
     broken: str = ""
     """Why there is no result; "" where there is one."""
 
@@ -480,7 +474,6 @@ class Tuned:
             arguments = Text(", ").join([first, "…"] if others else [first])
             not_tried = Text("Not tried, {arguments}: {reason}")
             yield not_tried.format(arguments=arguments, reason=reason)
-        yield from (Text("Note: {note}.").format(note=message) for message in self.failed)
         yield Text("{sets} of arguments in {trials}, {took}.").format(
             sets=units.count(len(self.measured), "set"),
             trials=units.count(self.trials, "trial"),

@@ -28,14 +28,13 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeGuard
 
 from labkit.diagnosis.batches import move_batch
 from labkit.diagnosis.facts import DEFAULT_PREFETCH_FACTOR
+from labkit.diagnosis.loader_arguments import NEED_WORKERS
+from labkit.diagnosis.thresholds import DRAWING_S, FIRST_TO_STALL_RATIO, STALL_S
 
 if TYPE_CHECKING:
     import torch
     from torch.utils.data import DataLoader
 
-STALL_S = 30.0  # a loader, worker or step that gives nothing for so long has stalled
-DRAWING_S = 5.0  # at most, in which the order of an epoch is drawn
-FIRST = 4  # times as long may the first batch or step take: workers start, libraries compile
 NO_DATALOADER = "not a torch DataLoader: only what it does in this thread was seen"
 
 
@@ -244,7 +243,7 @@ def copied(
     if not values.get("num_workers", loader.num_workers):  # torch refuses them then
         values |= {"timeout": 0, "prefetch_factor": None, "persistent_workers": False}
     else:
-        values["timeout"] = loader.timeout or FIRST * STALL_S
+        values["timeout"] = loader.timeout or FIRST_TO_STALL_RATIO * STALL_S
         values.setdefault("prefetch_factor", loader.prefetch_factor or DEFAULT_PREFETCH_FACTOR)
     if "num_workers" in changes:  # a warning of torch's would be about a number the lab chose
         values["check_worker_number_rationality"] = lambda: None
@@ -381,13 +380,14 @@ def arguments_of(loader: DataLoader) -> dict[str, Any]:
 def line_of(arguments: Mapping[str, Any]) -> str:
     """Return the line that makes a DataLoader; values that have no literal stand by their names."""
     if not arguments.get("num_workers"):  # torch refuses what is for workers then
-        for_workers = {
-            "num_workers", "prefetch_factor", "persistent_workers", "timeout", "worker_init_fn",
-            "multiprocessing_context",
-        }  # fmt: skip
+        for_workers = {"num_workers", "worker_init_fn", *NEED_WORKERS}
         arguments = {name: value for name, value in arguments.items() if name not in for_workers}
-    written = (f"{name}={_written(name, value)}" for name, value in arguments.items())
-    return f"DataLoader(dataset, {', '.join(written)})"
+    return f"DataLoader(dataset, {written(arguments)})"
+
+
+def written(arguments: Mapping[str, Any]) -> str:
+    """Return arguments as code: "num_workers=8, pin_memory=True"."""
+    return ", ".join(f"{name}={_written(name, value)}" for name, value in arguments.items())
 
 
 def _written(argument: str, value: object) -> str:

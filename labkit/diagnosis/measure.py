@@ -20,6 +20,7 @@ from labkit import units
 from labkit.contracts import Skip
 from labkit.diagnosis import loaders
 from labkit.diagnosis.arms import (
+    Budget,
     Loop,
     Stopped,
     in_blocks,
@@ -42,6 +43,7 @@ from labkit.diagnosis.thresholds import (
     MOST_FILES_SHARE,
     PROFILE_SHARE,
     STAGES_SHARE,
+    STALL_S,
     TRIALS_SHARE,
 )  # fmt: skip
 from labkit.language import Text
@@ -51,7 +53,6 @@ from labkit.parts.decoding import DECODERS
 from labkit.parts.devices import SimulatedGpu
 from labkit.parts.storage import cache_state
 
-EMPTY_BATCHES = 200
 FROM_BEGINNING = Text(
     "the first {n} batches stand for the whole epoch, as later ones cannot be read without them"
 )
@@ -80,12 +81,10 @@ class _Record:
 
 def collect(
     loop: Loop,
+    budget: Budget,
     *,
     files: Sequence[Path] = (),
     device: SimulatedGpu | None = None,
-    budget_s: float,
-    over_s: float,
-    say: Callable[[str, float], None],
 ) -> Facts:
     """Measure everything that the conclusions need.
 
@@ -93,11 +92,9 @@ def collect(
 
     Args:
         loop: its model is changed by the steps.
+        budget: for all of it, with the trials.
         files: what an epoch reads; without them there is no cold arm.
         device: a simulated one that the step uses.
-        budget_s: for all of it, with the trials.
-        over_s: when the budget is over, by the monotonic clock.
-        say: called with what is measured next and the share that is done.
 
     Returns:
         What was measured, also where the loader or the step raised: see `broken`.
@@ -105,7 +102,7 @@ def collect(
     record = _Record()
     try:
         try:
-            _measure(record, loop, files, device, budget_s, over_s, say)
+            _measure(record, loop, replace(budget), files, device)
         except Exception as error:  # the user's own code may raise anything
             record.set(broken=in_one_line(error))
     except RuntimeError as late:  # of torch, whose signal of a dead worker came in the line above
@@ -122,13 +119,7 @@ def collect(
 
 
 def _measure(
-    record: _Record,
-    loop: Loop,
-    files: Sequence[Path],
-    device: SimulatedGpu | None,
-    budget_s: float,
-    over_s: float,
-    say: Callable[[str, float], None],
+    record: _Record, loop: Loop, budget: Budget, files: Sequence[Path], device: SimulatedGpu | None
 ) -> None:
     is_data_loader = loaders.is_data_loader(loop.loader)
     record.set(
@@ -138,21 +129,21 @@ def _measure(
         has_model=loop.model is not None,
         has_opencv=loop.has_opencv,
     )
-    say("first steps", 0.0)
-    record.set(first_s=look(loop, device, min(FIRST_STEPS_SHARE * budget_s, FIRST_STEPS_S)))
+    budget.say("first steps", 0.0)
+    record.set(first_s=look(loop, device, min(FIRST_STEPS_SHARE * budget.s, FIRST_STEPS_S)))
     record.set(duplicated=are_duplicated(loop))
     arms = ["warm", "alone", "resident"] + (["cold"] if files else [])
     if not files:
         record.note(NOT_COLD.format(why=loop.why_not_cold))
-    seconds = stretch_s(ARMS_SHARE * budget_s, len(arms))
-    loop.longest_s = min(ARMS_SHARE * budget_s / FEWEST_BLOCKS / len(arms), loop.longest_s)
+    seconds = stretch_s(ARMS_SHARE * budget.s, len(arms))
+    loop.longest_s = min(ARMS_SHARE * budget.s / FEWEST_BLOCKS / len(arms), loop.longest_s)
     too_large = _too_large(files)
     if too_large:
         record.note(Text("warm is as found: {why}").format(why=too_large))
     fits, warmed = bool(files) and not too_large, False
-    ends_s = min(time.monotonic() + ARMS_SHARE * budget_s, over_s)
-    for arm in in_blocks(arms, ends_s, lambda text, share: say(text, ARMS_SHARE * share)):
-        if time.monotonic() > over_s:  # of the first block, which is not complete
+    ends_s = min(time.monotonic() + ARMS_SHARE * budget.s, budget.over_s)
+    for arm in in_blocks(arms, ends_s, lambda text, share: budget.say(text, ARMS_SHARE * share)):
+        if budget.left_s < 0:  # of the first block, which is not complete
             break
         if arm == "cold":
             if reason := why_not_evicted(files):
@@ -163,7 +154,8 @@ def _measure(
         elif arm in ("warm", "alone") and fits and not warmed:
             begun_s = time.monotonic()
             cache_state.make_warm(files)
-            over_s += time.monotonic() - begun_s  # a slow disk must not take the time of the rest
+            # A slow disk must not take the time of the rest.
+            budget.over_s += time.monotonic() - begun_s
             warmed = True
         if arm == "resident":
             stretch = loop.compute(seconds)
@@ -182,27 +174,26 @@ def _measure(
         record.set(failed=(FROM_BEGINNING.format(n=first),))
     if not is_data_loader:
         record.note(loaders.NO_DATALOADER)
-    say("inside the workers", ARMS_SHARE)
-    if (left_s := over_s - time.monotonic()) > 0:
-        _look_into_worker(record, loop, files, min(STAGES_SHARE * budget_s, left_s), over_s)
+    budget.say("inside the workers", ARMS_SHARE)
+    if budget.left_s > 0:
+        _look_into_worker(record, loop, budget, files)
     else:
         record.leave_out("the look into a worker")
-    say("profile of the step", 1 - TRIALS_SHARE - PROFILE_SHARE)
-    _look_into_step(record, loop, PROFILE_SHARE * budget_s, over_s)
+    budget.say("profile of the step", 1 - TRIALS_SHARE - PROFILE_SHARE)
+    _look_into_step(record, loop, budget)
 
 
-def _look_into_worker(
-    record: _Record, loop: Loop, files: Sequence[Path], seconds: float, over_s: float
-) -> None:
+def _look_into_worker(record: _Record, loop: Loop, budget: Budget, files: Sequence[Path]) -> None:
     """Measure what one worker takes for a batch, stage by stage, and what passing it on takes."""
+    seconds = min(STAGES_SHARE * budget.s, budget.left_s)
     with stall_limit() as wait_for:
-        wait_for("loader to yield a batch", 1 + seconds / STAGES_SHARE / loaders.STALL_S)
+        wait_for("loader to yield a batch", 1 + seconds / STAGES_SHARE / STALL_S)
         probe = probe_stages(loop.loader, seconds=seconds)
     record.set(probe=probe)
     if probe.error:
         early = Text("looking into a worker ended early: {why}")
         record.set(failed=(*record.facts.failed, early.format(why=in_one_line(probe.error))))
-    if time.monotonic() > over_s:
+    if budget.left_s < 0:
         record.leave_out("decoders and an empty batch")
         return
     if any(stage.kind == "decode" for stage in probe.stages):
@@ -325,23 +316,20 @@ def _empty_batch_s(workers: int) -> float:
     import torch
     from torch.utils.data import DataLoader
 
-    skipped = 4 * workers + 1
-    samples: Any = [torch.zeros(1)] * (skipped + EMPTY_BATCHES)
-    tiny: DataLoader = DataLoader(
-        samples,
-        num_workers=workers,
-        timeout=loaders.STALL_S if workers else 0,
-    )
+    skipped, counted = 4 * workers + 1, 200
+    samples: Any = [torch.zeros(1)] * (skipped + counted)
+    timeout_s = STALL_S if workers else 0
+    tiny: DataLoader = DataLoader(samples, num_workers=workers, timeout=timeout_s)
     at_s = [time.perf_counter() for _ in tiny][skipped:]
     # The fastest stretch: what another program delayed is no part of it.
-    quarter = EMPTY_BATCHES // 4
+    quarter = counted // 4
     return min(later - first for first, later in zip(at_s, at_s[quarter:])) / quarter
 
 
-def _look_into_step(record: _Record, loop: Loop, seconds: float, over_s: float) -> None:
+def _look_into_step(record: _Record, loop: Loop, budget: Budget) -> None:
     """Profile the step on kept batches, and time copies by themselves."""
-    device, batch = loop.device, loop.resident[0]
-    if time.monotonic() > over_s:
+    device, batch, seconds = loop.device, loop.resident[0], PROFILE_SHARE * budget.s
+    if budget.left_s < 0:
         record.leave_out("the profile of the step")
         return
     try:
@@ -363,7 +351,7 @@ def _look_into_step(record: _Record, loop: Loop, seconds: float, over_s: float) 
         record.set(copies=Copies(pageable_s=pageable_s, pinned_s=pinned_s,
                                  are_pinned=are_pinned, are_beside=are_beside))  # fmt: skip
     if isinstance(device, Cuda):
-        if time.monotonic() > over_s:
+        if budget.left_s < 0:
             record.leave_out("the profile of the device")
             return
         try:

@@ -58,7 +58,7 @@ class Sight:
         return sum(seen[state] for state in states) / (seen.total() or 1)
 
 
-def watch_from_outside(pid: int, clock: Clock | None = None) -> str:
+def watch_from_outside(pid: int) -> str:
     """Look at a process for ten seconds; return what was seen, and the answer.
 
     Raises:
@@ -66,7 +66,7 @@ def watch_from_outside(pid: int, clock: Clock | None = None) -> str:
     """
     if not Path("/proc/self/stat").exists():
         raise ValueError("--pid must be used on Linux, which tells what a process does")
-    return "\n".join(map(shown, lines(_look(pid, clock or SystemClock()))))
+    return "\n".join(map(shown, lines(_look(pid, SystemClock()))))
 
 
 def lines(sight: Sight) -> list[Text]:

@@ -106,8 +106,8 @@ class Line(NamedTuple):
 
     name: str
     bottleneck: str
-    subjects: Callable[[Bounds], Sequence]
-    """Return the stages or numbers of workers to which the line applies."""
+    subjects: Callable[[Bounds], Sequence | bool]
+    """Return the stages or numbers of workers to which the line applies, or whether it does."""
     leaves: Callable[[Bounds, Any], Mapping[str, Any] | None]
     """Return the demands with the change; None if only a trial can show them."""
     reason: Callable[[Bounds, Any], str]
@@ -120,12 +120,8 @@ class Line(NamedTuple):
 # --- where they apply, and why ----------------------------------------------------------------
 
 
-def _given(applies: bool) -> tuple:
-    return (True,) if applies else ()
-
-
-def _always(_: Bounds) -> tuple:  # a change that leaves the demands as they are is not proposed
-    return (True,)
+def _always(_: Bounds) -> bool:  # a change that leaves the demands as they are is not proposed
+    return True
 
 
 def _more_ahead(m: Bounds) -> Sequence[int]:
@@ -173,8 +169,8 @@ def _overhead_s(m: Bounds) -> float:
     return m.share_of(OVERHEAD) * m.alone_s
 
 
-def _small_batches(m: Bounds) -> Sequence:
-    return _given(m.facts.batch.samples > 0 and m.share_of(OVERHEAD) > PER_BATCH_OVERHEAD_SHARE)
+def _small_batches(m: Bounds) -> bool:
+    return m.facts.batch.samples > 0 and m.share_of(OVERHEAD) > PER_BATCH_OVERHEAD_SHARE
 
 
 def _in_large_batches(m: Bounds, _: object) -> dict[str, Any] | None:
@@ -455,7 +451,7 @@ def only_tried(m: Bounds, subject: object) -> None:
 # The easiest change first.
 REMEDIES = (
     Line("persistent workers", "start-up",
-         lambda m: _given(m.now.workers > 0 and "persistent_workers" not in m.facts.arguments),
+         lambda m: m.now.workers > 0 and "persistent_workers" not in m.facts.arguments,
          # Persistent workers only get a new order at the start of an epoch: 0.01 s.
          lambda m, _: {"startup_s": min(m.now.startup_s, 0.01 / m.steps)},
          lambda m, _: Text("starting workers takes {seconds} of every epoch of {steps}").format(
@@ -475,7 +471,7 @@ REMEDIES = (
          ),
          "", lambda m, n: {"prefetch_factor": n}),
     Line("limit threads", "threads",
-         lambda m: _given(m.now.workers * m.facts.probe.threads > m.now.cores),
+         lambda m: m.now.workers * m.facts.probe.threads > m.now.cores,
          only_tried,
          lambda m, _: Text("{workers} workers × {threads:.2g} threads share {cores} cores").format(
              workers=m.now.workers, threads=m.facts.probe.threads, cores=m.now.cores
@@ -486,7 +482,7 @@ REMEDIES = (
              )
          }),
     Line("no workers", OVERHEAD,
-         lambda m: _given(m.now.workers > 0 and bool(_small_batches(m))),
+         lambda m: m.now.workers > 0 and _small_batches(m),
          only_tried,
          lambda m, _: Text("handing over a batch takes {handing}, making one {making}").format(
              handing=units.seconds(_overhead_s(m)),
@@ -507,19 +503,19 @@ REMEDIES = (
          ),
          "", lambda m, n: {"num_workers": n}),
     Line("no pinning", PINNING,
-         lambda m: _given(m.share_of(PINNING) > 0), only_tried, _why_pinning,
+         lambda m: m.share_of(PINNING) > 0, only_tried, _why_pinning,
          "", lambda m, _: {"pin_memory": False}),
     Line("pin less", PINNING,
-         lambda m: _given(m.share_of(PINNING) > 0),
+         lambda m: m.share_of(PINNING) > 0,
          lambda m, _: {"pinning_s": 0.0}, _why_pinning,
          "batches of few, large tensors in a small dtype such as uint8", easy=False),
     Line("pin memory", "transfer",
-         lambda m: _given(m.copy.blocks),
+         lambda m: m.copy.blocks,
          _pinned, _why_pinned,
          "pin_memory=True in the DataLoader, and batch.to(device, non_blocking=True)"),
     # Without a change of the step, which waits for the copies then as before.
     Line("pin memory alone", "transfer",
-         lambda m: _given(m.copy.blocks and m.facts.resident_on_device is not None),
+         lambda m: m.copy.blocks and m.facts.resident_on_device is not None,
          _pinned, _why_pinned, "", lambda m, _: {"pin_memory": True}),
     Line("synchronize less often", "synchronization",
          _always, _unsynchronized,
@@ -541,7 +537,7 @@ REMEDIES = (
     ),
     # What is called in a loop counts as the library's, so both go with either.
     Line("vectorize host work", "host work",
-         lambda m: _given(m.kind_s("host work") > m.kind_s("compute")),
+         lambda m: m.kind_s("host work") > m.kind_s("compute"),
          lambda m, _: _shorter_step(m, _on_host_s(m)),
          reason=_of_step("work on the host", "host work"),
          change=_less_host_work(
@@ -549,7 +545,7 @@ REMEDIES = (
              "operations on whole tensors, in the loader's workers, or only every 50 steps",
          )),
     Line("transform in workers", "main thread",
-         lambda m: _given(m.kind_s("compute") > m.kind_s("host work")),
+         lambda m: m.kind_s("compute") > m.kind_s("host work"),
          lambda m, _: _shorter_step(m, _on_host_s(m))
          | {"cpu_s": m.now.cpu_s + m.kind_s("compute")},
          reason=_of_step("computing on the host", "compute"),
@@ -559,11 +555,8 @@ REMEDIES = (
          )),
     *(
         Line(name, COMPUTE,
-             lambda m: _given(
-                 m.facts.has_model
-                 and m.ceiling > DEVICE_BOUND_CEILING
-                 and not _is_launch_bound(m)
-             ),
+             lambda m: m.facts.has_model and m.ceiling > DEVICE_BOUND_CEILING
+             and not _is_launch_bound(m),
              only_tried, lambda m, _: "the device is the limit", change,
              lambda m, _, key=key: {"model": key})  # type: ignore[misc]
         for key, name, change in (
@@ -573,7 +566,7 @@ REMEDIES = (
         )
     ),
     Line("fewer launches", "launching",
-         lambda m: _given(_is_launch_bound(m)),
+         lambda m: _is_launch_bound(m),
          lambda m, _: {"step_s": m.now.device_s,
                        **_less(m, m.kind_s("launch"), "host_s", "host_cpu_s")},
          lambda m, _: Text(
@@ -590,7 +583,7 @@ REMEDIES = (
          ),
          easy=False),
     Line("split between workers", DUPLICATED,
-         lambda m: _given(m.facts.duplicated and m.now.workers > 1),
+         lambda m: m.facts.duplicated and m.now.workers > 1,
          lambda m, _: {"shorter": 1 / m.now.workers},
          lambda m, _: Text(
              "each of {workers} workers delivers the same samples: an epoch is {workers} times as "
@@ -599,7 +592,7 @@ REMEDIES = (
          "in __iter__: worker = get_worker_info(); "
          "itertools.islice(samples, worker.id, None, worker.num_workers)"),
     Line("share no lock", EACH_OTHER,
-         lambda m: _given(m.share_of(EACH_OTHER) + m.share_of(JITTER) > 0),
+         lambda m: m.share_of(EACH_OTHER) + m.share_of(JITTER) > 0,
          lambda m, _: {"hindered_s": 0.0},
          lambda m, _: Text(
              "{workers} workers make a batch in {together}, one alone would in {one}, and cores "
@@ -627,7 +620,7 @@ REMEDIES = (
     Line("fewer bytes", BYTES, lambda m: _wide(m) if m.ceiling <= LOADER_BOUND_CEILING else (),
          _fewer_bytes, _why_fewer, _write_fewer, easy=False),
     Line("cheaper serialization", "serialization",
-         lambda m: _given(m.now.workers > 0 and m.facts.batch.objects > MANY_OBJECTS_PER_BATCH),
+         lambda m: m.now.workers > 0 and m.facts.batch.objects > MANY_OBJECTS_PER_BATCH,
          lambda m, _: {"take_s": 0.0, "cpu_s": sum(s.cpu_s for s in m.stages),
                        "wall_s": sum(s.wall_s for s in m.stages), "hindered_s": 0.0},
          lambda m, _: Text(
@@ -695,7 +688,8 @@ def propose(m: Bounds) -> tuple[Remedy, ...]:
     """
     remedies = []
     for line in REMEDIES:
-        for subject in line.subjects(m):
+        subjects = line.subjects(m)
+        for subject in subjects if isinstance(subjects, Sequence) else (True,) * subjects:
             left = line.leaves(m, subject)
             expected = None if left is None else m.expected(**left)
             ci_low, ci_high = None, None

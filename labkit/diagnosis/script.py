@@ -33,7 +33,8 @@ from labkit import files
 from labkit.diagnosis.answer import Facts, answer, lines, lines_of_ranks, phase_line
 from labkit.diagnosis.compare import VERSION, Watched, compare_watched, machine, read_watched
 from labkit.diagnosis.hook import HOOK
-from labkit.diagnosis.loader_arguments import LoaderArguments, Value, written
+from labkit.diagnosis.loader_arguments import LoaderArguments, Value
+from labkit.diagnosis.loaders import written
 from labkit.diagnosis.watch import Watch, rank_of_launcher, say
 from labkit.language import Text, shown
 

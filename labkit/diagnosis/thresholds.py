@@ -80,7 +80,17 @@ UNTRAINED_BATCHES = 60  # of a loop without optimizer steps, as of inference
 MOST_FOLLOWING_STEPS = 60  # of a training whose epochs do not end
 MOST_INSIDE_STEPS = 50  # on batches of other loaders, such as those of an inner loop
 
+# When a watched training is reported.
+FIRST_REPORT_STEPS = 50  # before the first report
+REPORT_PERIOD_S = 30.0  # until another report; later ones come after twice as long each time
+
+# When a loader, a worker or a step is no longer waited for.
+STALL_S = 30.0  # without a batch; slow storage takes seconds
+FIRST_TO_STALL_RATIO = 4  # for the first batch or step: workers start, libraries compile
+DRAWING_S = 5.0  # at most, in which the order of an epoch is drawn
+
 # How long a diagnosis measures: in a block, a stretch of steps for each arm.
+BUDGET_S, LEAST_BUDGET_S = 50.0, 5.0  # a minute with what comes on top; less gives no interval
 BLOCKS, FEWEST_BLOCKS = 5, 3  # planned; at least, where the time does not suffice
 SHORTEST_STRETCH_S, LONGEST_STRETCH_S = 0.25, 4.0
 FEWEST_STRETCH_STEPS = 8  # after those that are skipped, where they take no longer
@@ -91,9 +101,12 @@ RESTS_S = 0.03  # in which workers that have full queues use hardly any CPU
 ARMS_SHARE, STAGES_SHARE, PROFILE_SHARE, TRIALS_SHARE = 0.4, 0.1, 0.03, 0.4
 # The first steps: of the budget, at most, and how many; they may compile.
 FIRST_STEPS_SHARE, FIRST_STEPS_S, FIRST_STEPS = 0.06, 3.0, 12
+FEWEST_COMPARED_BLOCKS = 2  # of trials; one has no interval
+MOST_TRIED = 5  # changes, the most promising
 MOST_FILES_SHARE = 0.4  # of memory; more files cannot stay in the page cache beside a training
 
 # How long the search for a loader's arguments measures.
+TUNING_BUDGET_S = 60.0  # of a loader
 # Of the budget: the ends of the first and the second step; the second one ends earlier where the
 # third needs more time.
 WORKERS_END_SHARE, OTHERS_END_SHARE = 0.35, 0.75

@@ -167,7 +167,7 @@ def _first_argument(frame: FrameType) -> object:
 def _name_of(frame: FrameType, subject: object) -> str:
     """Return a stage's name for a Python function: "torchvision.Resize", "augment"."""
     code = frame.f_code
-    name = getattr(code, "co_qualname", code.co_name).rpartition("<locals>.")[2]
+    name = code.co_qualname.rpartition("<locals>.")[2]
     if code.co_name in OBJECT_METHODS and subject is not None:
         return _short(type(subject).__module__, type(subject).__name__)
     if code.co_name == "<lambda>":

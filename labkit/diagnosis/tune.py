@@ -23,18 +23,19 @@ from labkit.diagnosis.arms import (
     stall_limit,
 )  # fmt: skip
 from labkit.diagnosis.batches import bytes_by_dtype
-from labkit.diagnosis.diagnose import check_budget, check_step
+from labkit.diagnosis.diagnose import check_budget, check_step, progress_bar
 from labkit.diagnosis.facts import DEFAULT_PREFETCH_FACTOR
 from labkit.diagnosis.gpu import Cuda
-from labkit.diagnosis.loader_search import Arguments, Tuned, search
+from labkit.diagnosis.loader_search import Arguments, Trials, Tuned, search
 from labkit.diagnosis.measure import are_duplicated, cores_of_rank, local_ranks, look
 from labkit.diagnosis.thresholds import (
     FEWEST_STRETCH_STEPS,
+    FIRST_TO_STALL_RATIO,
     LONGEST_STRETCH_S,
     SHORTEST_STRETCH_S,
+    TUNING_BUDGET_S,
 )  # fmt: skip
-from labkit.files import bar
-from labkit.language import Text, shown
+from labkit.language import Text
 from labkit.machine import hardware, shared_memory
 from labkit.parts.devices import SimulatedGpu
 from labkit.settings import Settings
@@ -42,8 +43,6 @@ from labkit.settings import Settings
 if TYPE_CHECKING:
     import torch
     from torch.utils.data import DataLoader
-
-BUDGET_S = 60.0  # of a loader
 
 
 def tune(
@@ -81,7 +80,7 @@ def tune(
         RuntimeError: loader or step failed, or the budget is too short for this loop.
     """
     # Every trial of settings has a process of its own.
-    default_s = 105.0 if isinstance(loader, Settings) else BUDGET_S
+    default_s = 105.0 if isinstance(loader, Settings) else TUNING_BUDGET_S
     budget_s = default_s if budget_s is None else budget_s
     check_budget(budget_s, default_s)
     if isinstance(loader, Settings):
@@ -202,19 +201,11 @@ def _bar(is_shown: bool, budget_s: float) -> Iterator[Callable[[str], None]]:
     """Show a bar over the budget; yield a function that sets its text."""
     begun_s = time.monotonic()
     form = "{desc} {percentage:3.0f}% |{bar:20}| {elapsed}{postfix}"
-    tuning = shown("tuning")
-    with bar(total=budget_s, desc=tuning, disable=not is_shown, bar_format=form) as drawn:
-
-        def say(what: str) -> None:
-            drawn.n = min(time.monotonic() - begun_s, budget_s)
-            drawn.set_postfix_str(shown(what))  # draws it
-
-        yield say
-        drawn.n = budget_s
-        drawn.set_postfix_str(shown("done"))
+    with progress_bar("tuning", form, visible=is_shown) as say:
+        yield lambda what: say(what, min((time.monotonic() - begun_s) / budget_s, 1.0))
 
 
-class LoaderTrials:
+class LoaderTrials(Trials):
     """What can be tried of a user's loader; see `loader_search.Trials`.
 
     Args:
@@ -225,8 +216,6 @@ class LoaderTrials:
     Raises:
         Exception: whatever loader or step raise in their first steps.
     """
-
-    what = "DataLoader"
 
     def __init__(self, loop: Loop, *, device: SimulatedGpu | None, budget_s: float) -> None:
         loader = loop.loader
@@ -250,14 +239,12 @@ class LoaderTrials:
             self.now = Arguments(
                 num_workers=loader.num_workers,
                 one_thread=isinstance(self._own_init, loaders.OneThread),
-                in_order=getattr(loader, "in_order", True),
+                in_order=loader.in_order,
                 prefetch_factor=loader.prefetch_factor or DEFAULT_PREFETCH_FACTOR,
                 persistent_workers=loader.persistent_workers,
                 pin_memory=loader.pin_memory,
             )
-        changeable = {"num_workers", "prefetch_factor", "persistent_workers"}
-        if hasattr(loader, "in_order"):  # torch 2.6
-            changeable.add("in_order")
+        changeable = {"num_workers", "prefetch_factor", "persistent_workers", "in_order"}
         if isinstance(loop.device, Cuda):
             changeable.add("pin_memory")
         # Unless something of the user's changes that, torch computes in one thread in a worker.
@@ -320,7 +307,7 @@ class LoaderTrials:
         with loaders.copied(self._loop.loader, **changes) as twin:
             if twin.num_workers and twin.persistent_workers:
                 with stall_limit() as wait_for:
-                    wait_for("loader to yield a batch", loaders.FIRST)
+                    wait_for("loader to yield a batch", FIRST_TO_STALL_RATIO)
                     next(iter(twin))  # starts them, as before the second epoch
             stretch = self._loop.run("warm", twin, seconds, once=self.has_whole_epochs)
         return stretch.epoch_s or stretch.step_s
@@ -341,9 +328,6 @@ class LoaderTrials:
         if given.pop("one_thread", False):
             given["worker_init_fn"] = self._one_thread()
         return given
-
-    def with_changes(self, changes: Mapping[str, Any]) -> None:
-        """Return None: no settings are tuned."""
 
 
 def end_opencv_threads() -> None:
@@ -367,7 +351,7 @@ def _try_worker(loop: Loop) -> tuple[int, float, str]:
     own_bytes, begun_s = 0, time.monotonic()
     try:
         with loaders.copied(loop.loader, num_workers=1) as twin, stall_limit() as wait_for:
-            wait_for("a worker to yield a batch", loaders.FIRST)
+            wait_for("a worker to yield a batch", FIRST_TO_STALL_RATIO)
             batches = iter(twin)
             next(batches)
             startup_s = time.monotonic() - begun_s

@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from labkit.diagnosis.loader_search import Arguments, label_of
+from labkit.diagnosis.loader_search import Arguments, Trials, label_of
 from labkit.machine import hardware
 from labkit.parts.devices import DevicePart
 from labkit.parts.loading import Loader
@@ -25,7 +25,7 @@ from labkit.runs.runner import open_trials
 from labkit.settings import Settings
 
 
-class SettingsTrials:
+class SettingsTrials(Trials):
     """What can be tried of a pipeline; see `loader_search.Trials`.
 
     Args:
@@ -39,7 +39,6 @@ class SettingsTrials:
     """
 
     what = "lab.Settings"
-    trial_s = 0.0
 
     def __init__(self, settings: Settings, *, results: Path | str, progress: bool) -> None:
         self._given, self._progress = settings, progress
@@ -62,10 +61,6 @@ class SettingsTrials:
         if device.is_simulated or device.is_cuda:
             changeable.add("pin_memory")
         self.changeable = frozenset(changeable)
-
-    def why_not(self, arguments: Arguments) -> str:
-        """Return "": what does not fit is found before its first trial."""
-        return ""
 
     @contextmanager
     def opened(self, candidates: Sequence[Arguments]) -> Iterator[Callable[[Arguments], float]]:

@@ -13,13 +13,14 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from labkit.analysis.compare import Comparison
 from labkit.analysis.statistics import log_ratio
 from labkit.contracts import Skip
 from labkit.diagnosis import loaders
 from labkit.diagnosis.arms import (
+    Budget,
     Loop,
     count_arms,
     in_blocks,
@@ -29,41 +30,30 @@ from labkit.diagnosis.arms import (
 )  # fmt: skip
 from labkit.diagnosis.batches import whole
 from labkit.diagnosis.bounds import Bounds
+from labkit.diagnosis.facts import Facts
 from labkit.diagnosis.measure import why_not_evicted
 from labkit.diagnosis.rules import Remedy
-from labkit.diagnosis.thresholds import FEWEST_BLOCKS, TRIALS_SHARE
+from labkit.diagnosis.thresholds import (
+    FEWEST_BLOCKS,
+    FEWEST_COMPARED_BLOCKS,
+    FIRST_TO_STALL_RATIO,
+    MOST_TRIED,
+    TRIALS_SHARE,
+)  # fmt: skip
 from labkit.language import Text
 
 Key = tuple[str, str]  # of a remedy
 NOT_TRIED = Text("{what} could not be tried: {why}")
-FEWEST_COMPARED = 2  # blocks; one has no interval
-MOST_TRIED = 5  # changes, the most promising
 AS_IS: tuple[Key, Key] = ("as it is", "1"), ("as it is", "2")
-
-
-class Trials(NamedTuple):
-    """What came of trying remedies."""
-
-    remedies: tuple[Remedy, ...]
-    """All that were proposed; those that were tried have `measured` and its 95 % interval."""
-    failed: tuple[str, ...] = ()
-    """Errors of the user's code with a remedy."""
-    broken: str = ""
-    """Reason why the trials ended early, without a result."""
-    left_out: tuple[str, ...] = ()
-    """What there was no time for."""
 
 
 def try_remedies(
     loop: Loop,
     m: Bounds,
     proposed: tuple[Remedy, ...],
-    *,
+    budget: Budget,
     files: Sequence[Path],
-    budget_s: float,
-    over_s: float,
-    say: Callable[[str, float], None],
-) -> Trials:
+) -> tuple[tuple[Remedy, ...], Facts]:
     """Time epochs with remedies applied to copies of the user's DataLoader, or to the model.
 
     No trial begins after the budget, to which what applying a change takes is added.
@@ -72,25 +62,39 @@ def try_remedies(
         loop: whose loader and step are tried.
         m: what was measured of it.
         proposed: the most promising of them are tried, as many as there is time for: up to five.
+        budget: of the diagnosis, of which trials take a share.
         files: evicted before every trial; empty where trials are as warm as the files are.
-        budget_s: of the diagnosis, of which trials take a share.
-        over_s: when the budget is over, by the monotonic clock.
-        say: called with what is measured next and the share that is done.
+
+    Returns:
+        All that were proposed, of which those that were tried have `measured` and its 95 %
+        interval; and the facts with what failed or was left out.
     """
-    seconds, failed = min(TRIALS_SHARE * budget_s, over_s - time.monotonic()), []
+    failed: list[str] = []
+
+    def facts(too_few: Iterable[Remedy] = (), broken: str = "") -> Facts:
+        names = Text(", ").join(dict.fromkeys(remedy.name for remedy in too_few))
+        left_out = [Text("trials of {changes}").format(changes=names)] if names else []
+        return replace(
+            m.facts,
+            failed=(*m.facts.failed, *failed),
+            left_out=(*m.facts.left_out, *left_out),
+            broken=broken,
+        )
+
+    seconds = min(TRIALS_SHARE * budget.s, budget.left_s)
     # What removes something that was measured is more promising than what can only be tried.
     promising = (remedy for remedy in proposed if remedy.arguments)
     tried = sorted(promising, key=lambda one: (one.expected is None, one.expected or m.ceiling))
     if not tried:
-        return Trials(proposed)
+        return proposed, m.facts
     worthwhile = tried[:MOST_TRIED]
     usual, most = (
         count_arms(seconds / blocks, loop, m.epoch_s / m.steps) - len(AS_IS)
-        for blocks in (FEWEST_BLOCKS, FEWEST_COMPARED)
+        for blocks in (FEWEST_BLOCKS, FEWEST_COMPARED_BLOCKS)
     )
     tried = worthwhile[: max(min(max(usual, 2), most), 0)]
     if not tried:
-        return Trials(proposed, left_out=_left_out(worthwhile))
+        return proposed, facts(worthwhile)
     timed_s = stretch_s(seconds, len(tried) + len(AS_IS))
     with ExitStack() as stack:
         # Loader, what opens a context in which it is timed, and for how long.
@@ -102,18 +106,20 @@ def try_remedies(
         for remedy in tried:
             try:
                 with stall_limit() as wait_for:
-                    wait_for("a first step with it", loaders.FIRST)
+                    wait_for("a first step with it", FIRST_TO_STALL_RATIO)
                     applied = _applied(loop, remedy, stack)
                 arms[remedy.key] = (*applied, max(timed_s, _filling_s(m, loop, remedy)))
             except Exception as error:  # the user's own code may raise anything
                 failed.append(NOT_TRIED.format(what=remedy.name, why=in_one_line(error)))
         # Compiling a model or starting workers, once, must not take the time of all trials.
-        over_s += time.monotonic() - begun_s
+        budget.over_s += time.monotonic() - begun_s
         epochs_s: dict[Key, list[float]] = {arm: [] for arm in arms}
-        for arm in in_blocks(
-            arms, over_s, lambda text, share: say(text, 1 - TRIALS_SHARE * (1 - share))
-        ):
-            if time.monotonic() > over_s:  # of the first block
+
+        def say(what: str, share: float) -> None:
+            budget.say(what, 1 - TRIALS_SHARE * (1 - share))
+
+        for arm in in_blocks(arms, budget.over_s, say):
+            if budget.left_s < 0:  # of the first block
                 break
             try:
                 if files and (reason := why_not_evicted(files)):
@@ -124,7 +130,7 @@ def try_remedies(
                 epochs_s[arm].append(stretch.epoch_s or stretch.step_s)
             except Exception as error:
                 if arm in AS_IS:
-                    return Trials(proposed, tuple(failed), in_one_line(error))
+                    return proposed, facts(broken=in_one_line(error))
                 failed.append(NOT_TRIED.format(what=changes[arm], why=in_one_line(error)))
                 del arms[arm], epochs_s[arm]
     base_s = list(zip(*(epochs_s[arm] for arm in AS_IS)))
@@ -132,19 +138,12 @@ def try_remedies(
         remedy
         for remedy in worthwhile
         if (remedy not in tried or remedy.key in arms)  # what failed is named already
-        and len(list(zip(base_s, epochs_s.get(remedy.key, ())))) < FEWEST_COMPARED
+        and len(list(zip(base_s, epochs_s.get(remedy.key, ())))) < FEWEST_COMPARED_BLOCKS
     ]
-    if len(base_s) < FEWEST_COMPARED:
-        return Trials(proposed, tuple(failed), left_out=_left_out(too_few))
+    if len(base_s) < FEWEST_COMPARED_BLOCKS:
+        return proposed, facts(too_few)
     timed = (_with_times(each, epochs_s.get(each.key, ()), base_s) for each in proposed)
-    return Trials(tuple(timed), tuple(failed), left_out=_left_out(too_few))
-
-
-def _left_out(remedies: Iterable[Remedy]) -> tuple[str, ...]:
-    """Return what there was no time for, in words; empty without remedies."""
-    names = dict.fromkeys(remedy.name for remedy in remedies)
-    trials = Text("trials of {changes}")
-    return (trials.format(changes=Text(", ").join(names)),) if names else ()
+    return tuple(timed), facts(too_few)
 
 
 def _filling_s(m: Bounds, loop: Loop, remedy: Remedy) -> float:
@@ -157,7 +156,7 @@ def _filling_s(m: Bounds, loop: Loop, remedy: Remedy) -> float:
 def _with_times(
     remedy: Remedy, took_s: Sequence[float], base_s: Sequence[tuple[float, ...]]
 ) -> Remedy:
-    if len(took_s) < FEWEST_COMPARED:
+    if len(took_s) < FEWEST_COMPARED_BLOCKS:
         return remedy
     log_ratios = tuple(log_ratio(time_s, base) for time_s, base in zip(took_s, base_s))
     compared = Comparison(log_ratios=log_ratios)

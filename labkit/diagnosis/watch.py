@@ -16,9 +16,10 @@ import os
 import sys
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, suppress
+from statistics import fmean
 from types import ModuleType
 from typing import Any
 
@@ -28,14 +29,13 @@ from labkit.diagnosis.answer import Answer, Cpu, Device, Facts, Gpu, answer, lin
 from labkit.diagnosis.hook import HOOK, Hook
 from labkit.diagnosis.loaders import check_loader
 from labkit.diagnosis.loops import Loops
+from labkit.diagnosis.thresholds import FIRST_REPORT_STEPS, REPORT_PERIOD_S
 from labkit.files import progress_stream
 from labkit.language import Text, shown
 from labkit.machine.cores import core_limits
 from labkit.machine.gpu import Reading, open_gpu, other_gpu_in_use
 from labkit.machine.usage import NVML_PERIOD_S, Sampler, cores_s
 
-FIRST_STEPS = 50  # before the first report
-PERIOD_S = 30.0  # until another report; later ones come after twice as long each time
 LOOK_S = 1.0  # between two looks at processes, and at a loader that may hang
 
 
@@ -63,10 +63,9 @@ class Watch:
         self.rank = rank_of_launcher()
         """Number of this process among those that train together; None where it trains alone."""
         self.ranks = int(os.environ.get("WORLD_SIZE") or 1)
-        self._due_s, self._period_s = math.inf, PERIOD_S
+        self._due_s, self._period_s = math.inf, REPORT_PERIOD_S
         self._gpu: Reading = {}  # the latest one
-        self._gpu_percents: Counter[str] = Counter()
-        self._gpu_counts: Counter[str] = Counter()
+        self._gpu_percents: dict[str, list[float]] = {"busy_percent": [], "others_percent": []}
         self._read_gpu: Callable[[], Reading] | None = None
         self._has_opened_gpu = False
         self._cpu_s = self._counted_s = [0.0] * 6  # as `_count_cpu` says
@@ -129,8 +128,8 @@ class Watch:
             return None
 
         def mean(name: str) -> float | None:
-            count = self._gpu_counts[name]
-            return self._gpu_percents[name] / count / 100 if count else None
+            percents = self._gpu_percents[name]
+            return fmean(percents) / 100 if percents else None
 
         return Gpu(
             utilization=mean("busy_percent"),
@@ -167,10 +166,8 @@ class Watch:
                 self._next_gpu_s = now_s + NVML_PERIOD_S
                 if self._read_gpu is not None and is_in_loop:
                     self._gpu = self._read_gpu()
-                    for name in ("busy_percent", "others_percent"):
-                        if self._gpu[name] is not None:
-                            self._gpu_percents[name] += self._gpu[name]
-                            self._gpu_counts[name] += 1
+                    for name, percents in self._gpu_percents.items():
+                        percents += [self._gpu[name]] if self._gpu[name] is not None else []
             self._count_cpu_in_loops(is_in_loop)
             if now_s >= self._next_look_s:
                 self._next_look_s = now_s + LOOK_S
@@ -180,10 +177,10 @@ class Watch:
             if since_s is None:
                 return
             if self._due_s == math.inf:
-                self._due_s = since_s + PERIOD_S
-            is_first = self._period_s == PERIOD_S
-            if now_s >= self._due_s or (is_first and steps >= FIRST_STEPS):
-                self._period_s *= 1 if is_first and steps < FIRST_STEPS else 2
+                self._due_s = since_s + REPORT_PERIOD_S
+            is_first = self._period_s == REPORT_PERIOD_S
+            if now_s >= self._due_s or (is_first and steps >= FIRST_REPORT_STEPS):
+                self._period_s *= 1 if is_first and steps < FIRST_REPORT_STEPS else 2
                 self._due_s = now_s + self._period_s / 2
                 self._report(self)
 
@@ -241,7 +238,7 @@ class Watch:
         thread = self._hook.trainer
         waiting = dict(self._hook.fetching)
         since_s = waiting.get(thread) or min(waiting.values(), default=now_s)
-        if now_s - since_s >= PERIOD_S and since_s != self._warned_s:
+        if now_s - since_s >= REPORT_PERIOD_S and since_s != self._warned_s:
             self._warned_s = since_s  # once for each batch
             hangs = Text(
                 "The training has waited {seconds} for its next batch: the loader may hang. "

@@ -52,21 +52,11 @@ BOUND, SLIGHTLY, FREE = phase(60, 40), phase(10, 90), phase(3, 97)
         (facts(BOUND, computes_on="cuda", gpu=gpu(0.97)), "no problem", None, "utilization 97.0 %"),
         (facts(BOUND, computes_on="cuda", gpu=gpu(0.5)), "problem", 2.0, "at most 2 times"),
         (facts(BOUND, computes_on="cuda", gpu=gpu(0.1)), "problem", 2.5, "at most 2.5 times"),
-        (
-            facts(BOUND, computes_on="cuda", gpu=gpu(0.9, 0.3)),
-            "cannot tell",
-            None,
-            "other programs",
-        ),
+        (facts(BOUND, computes_on="cuda", gpu=gpu(0.9, 0.3)), "cannot tell", None, "other program"),
         (facts(BOUND, computes_on="cuda"), "cannot tell", None, "cannot be seen without NVML"),
         (facts(BOUND, computes_on="mps"), "cannot tell", None, "cannot be seen on mps"),
         (facts(FREE, computes_on="mps"), "no problem", None, "3.0 %"),
-        (
-            facts(FREE, computes_on="cuda", gpu=gpu(0.4)),
-            "no problem",
-            None,
-            "GPU is idle 60.0 % of it",
-        ),
+        (facts(FREE, computes_on="cuda", gpu=gpu(0.4)), "no problem", None, "is idle 60.0 % of it"),
         # What others wait for cannot be known in one of several ranks.
         (facts(BOUND, ranks=2), "problem", None, "may include waiting for other ranks"),
         # Workers that keep all cores busy slow the step down, so there is no bound.
@@ -74,7 +64,7 @@ BOUND, SLIGHTLY, FREE = phase(60, 40), phase(10, 90), phase(3, 97)
             facts(BOUND, cpu=replace(IDLE_CPU, cores=3)),
             "problem",
             None,
-            "keep the cores busy, which slows down the rest",
+            "keep the cores busy, whi",
         ),
         (facts(BOUND, trains=False), "problem", 2.5, "the loop would be at most"),
         (facts(Phase(), unseen="nothing"), "cannot tell", None, "no DataLoader of torch"),
@@ -95,6 +85,11 @@ def test_the_sentence_says_problem_no_problem_or_cannot_be_told(made, verdict, s
         "cannot tell": "Whether data loading is the problem cannot be told: ",
     }
     assert said.sentence.startswith(start[verdict])
+
+
+def test_the_cause_of_waiting_in_the_validation_is_that_of_its_own_loader():
+    validation = phase(99, 1, loaders=(Loader(name="", workers=0),))
+    assert answer(facts(FREE, validation=validation)).cause.startswith("num_workers=0, so ")
 
 
 @pytest.mark.parametrize(
@@ -169,8 +164,9 @@ def test_of_several_ranks_the_one_that_is_waited_for_is_named():
 
 
 def test_ranks_that_wait_alike_wait_for_none_of_them():
-    said = lines_of_ranks(facts(FREE, ranks=2), [rank(0, FREE), rank(1, FREE)])
-    assert not any("wait for it" in line for line in said)
-    assert said[-1].startswith("Data loading is not the problem")
+    for training, start in ((FREE, "Data loading is not the problem"), (BOUND, "Cause: ")):
+        said = lines_of_ranks(facts(FREE, ranks=2), [rank(0, training), rank(1, training)])
+        assert not any("wait for it" in line for line in said)
+        assert said[-1].startswith(start)
     # One rank that is known is no table.
     assert lines_of_ranks(facts(FREE, ranks=2), [rank(0, FREE)])[0].startswith("Training: ")

@@ -48,9 +48,19 @@ def rows(measured):
     return {row.name: row.seconds for row in bounds_of(measured).rows}
 
 
+def proposed(measured):
+    return {remedy.name: remedy for remedy in propose(bounds_of(measured))}
+
+
 def bottleneck(measured):
     bounds = bounds_of(measured)
     return conclude(measured, bounds, propose(bounds)).bottleneck
+
+
+def probed(wall_s, cpu_s=None):
+    """One stage, "work", which computes all the time unless told otherwise."""
+    cpu_s = wall_s if cpu_s is None else cpu_s
+    return Stages(stages=(replace(WORK, wall_s=wall_s, cpu_s=cpu_s),))
 
 
 @pytest.mark.parametrize("arm", ["resident", "alone", "warm"])
@@ -63,10 +73,10 @@ def test_nothing_follows_where_an_arm_is_missing(arm):
     [((0.2, 0.16), 18.0, 0.08), ((0.2, 0.09), 10.0, 0.0), ((), 10.0, 0.0)],
 )
 def test_an_epoch_is_a_cold_one_where_that_takes_longer_in_every_block(cold, epoch_s, fetch_s):
-    bounds = bounds_of(facts(warm=(0.1, 0.1), cold=cold))
+    measured = facts(warm=(0.1, 0.1), cold=cold)
+    bounds = bounds_of(measured)
     assert (bounds.epoch_s, bounds.now.fetch_s) == pytest.approx((epoch_s, fetch_s))
-    names = {remedy.name for remedy in propose(bounds)}
-    assert ("faster medium" in names) == bool(fetch_s)
+    assert ("faster medium" in proposed(measured)) == bool(fetch_s)
 
 
 def test_the_ceiling_is_compared_block_by_block():
@@ -110,15 +120,13 @@ def test_what_loading_costs_has_one_name_in_bounds_text_and_json():
     ],
 )
 def test_work_takes_the_cpu_time_that_it_takes_beside_other_workers(alone_as, cpu_s, wall_s):
-    probe = Stages(stages=(Stage(name="work", kind="transform", wall_s=0.05, cpu_s=0.04),))
-    now = bounds_of(facts(alone_as=alone_as, probe=probe)).now
+    now = bounds_of(facts(alone_as=alone_as, probe=probed(0.05, 0.04))).now
     assert (now.cpu_s, now.wall_s) == pytest.approx((cpu_s, wall_s))
 
 
 def test_a_sum_of_probed_stages_is_no_longer_than_the_batch():
     # Without workers; the probe makes calls take twice as long.
-    slow = Stages(stages=(Stage(name="work", kind="transform", wall_s=0.2, cpu_s=0.2),))
-    (one,) = bounds_of(facts(arguments={"batch_size": 8}, probe=slow)).stages
+    (one,) = bounds_of(facts(arguments={"batch_size": 8}, probe=probed(0.2))).stages
     assert (one.wall_s, one.cpu_s) == pytest.approx((0.1, 0.1))
     (one,) = bounds_of(facts(arguments={"batch_size": 8})).stages
     assert one.wall_s == pytest.approx(0.05)
@@ -128,8 +136,7 @@ def test_workers_hinder_each_other_for_as_long_as_no_resource_explains():
     # 50 ms in one of two workers: 25 ms a batch would do.
     assert bounds_of(facts()).now.hindered_s == pytest.approx(0.075)
     # 400 ms of CPU on four cores explain 100 ms a batch.
-    cpu = Stages(stages=(Stage(name="work", kind="transform", wall_s=0.05, cpu_s=0.4),))
-    busy = bounds_of(facts(alone_as={"cpu_s": 0.4}, probe=cpu))
+    busy = bounds_of(facts(alone_as={"cpu_s": 0.4}, probe=probed(0.05, 0.4)))
     assert busy.now.hindered_s == pytest.approx(0.0)
 
 
@@ -154,8 +161,8 @@ def test_idle_cores_tell_workers_that_wait_for_each_other_from_those_that_wait_f
 def test_what_may_be_noise_is_not_blamed_on_other_workers(more, name):
     # Of 2 × 50 ms, a worker computes but for a share, and needs no time to hand over.
     made_s = 0.1 * (1 - 0.15 * more)
-    probe = Stages(stages=(Stage(name="work", kind="transform", wall_s=made_s, cpu_s=made_s),))
-    found = rows(facts(alone=(0.05,), alone_as={"cpu_s": made_s}, probe=probe, empty_s=0.0))
+    alone_as = {"cpu_s": made_s}
+    found = rows(facts(alone=(0.05,), alone_as=alone_as, probe=probed(made_s), empty_s=0.0))
     assert found == pytest.approx({"work": made_s, name: 0.1 - made_s})
 
 
@@ -188,9 +195,10 @@ def test_a_main_process_that_draws_samples_is_named_on_a_busy_machine_too():
     busy = facts(alone_as=as_usual | {"own_queued_s": 0.04}, probe=draws)
     assert rows(busy)["waiting for the main process"] > 0.1
     assert bottleneck(busy) == "sampler"
-    expected = {remedy.name: remedy.expected for remedy in propose(bounds_of(busy))}
-    assert expected["faster sampler"] == pytest.approx(0.347, rel=0.01)
-    assert expected["faster transform"] >= 0.6  # workers wait for the main process as before
+    remedies = proposed(busy)
+    assert remedies["faster sampler"].expected == pytest.approx(0.347, rel=0.01)
+    # Workers wait for the main process as before.
+    assert remedies["faster transform"].expected >= 0.6
 
 
 @pytest.mark.parametrize("idle", [0.0, 0.9])
@@ -225,7 +233,7 @@ def test_storage_is_saturated_where_more_workers_read_no_more(
 def test_what_saturated_storage_costs_is_told_in_bytes_per_second():
     alone_as = {"fetched_bytes": 1_000_000, "cpu_s": 0.01}
     measured = facts(alone_as=alone_as, probe=Stages(stages=(READS,), fetched_per_s=9e6))
-    remedies = {remedy.name: remedy for remedy in propose(bounds_of(measured))}
+    remedies = proposed(measured)
     shared = remedies["faster shared storage"]
     assert shared.reason == "2 workers together read 10 MB/s from storage, and one alone 9.0 MB/s"
     assert shared.expected == pytest.approx(0.1)  # the device's 10 ms
@@ -242,7 +250,7 @@ def test_a_thread_that_pins_all_the_time_keeps_workers_waiting(pinning_s, is_sat
     measured = facts(alone_as=busy, arguments=arguments)
     assert ("waiting for the thread that pins batches" in rows(measured)) == is_saturated
     assert (bottleneck(measured) == "pinning") == is_saturated
-    remedies = {remedy.name: remedy for remedy in propose(bounds_of(measured))}
+    remedies = proposed(measured)
     assert {"no pinning", "pin less"} <= remedies.keys() or not is_saturated
     if is_saturated:
         assert remedies["pin less"].reason == (
@@ -269,8 +277,7 @@ def test_all_of_a_batch_s_time_has_a_row():
 
 
 def test_handing_over_is_what_a_batch_of_little_work_takes():
-    tiny = Stages(stages=(Stage(name="work", kind="transform", wall_s=0.003, cpu_s=0.003),))
-    found = facts(alone=(0.005,), warm=(0.01,), alone_as={"cpu_s": 0.003}, probe=tiny)
+    found = facts(alone=(0.005,), warm=(0.01,), alone_as={"cpu_s": 0.003}, probe=probed(0.003))
     assert rows(found) == pytest.approx({"work": 0.003, "handing over a batch": 0.007})
 
 
@@ -325,23 +332,17 @@ def test_kinds_of_host_work_are_shares_of_a_step():
     [
         (0.15, 0.1 / 0.15),  # one after the other: without half of the loading, 100 of 150 ms
         (0.13, 0.1 / 0.15),  # as far as the clock can tell
-        (
-            0.12,
-            0.05 / 0.12,
-        ),  # a thread loads while the step computes: no more than the step is left
+        (0.12, 0.05 / 0.12),  # a thread loads while the step computes: the step alone is left
         (0.1, 0.05 / 0.1),
     ],
 )
 def test_a_thread_that_loads_ahead_does_not_lengthen_the_step(arguments, warm_s, floor):
     # Loading takes 100 ms, half of it WORK, and the step 50.
-    measured = facts(resident=(0.05,), warm=(warm_s,), arguments=arguments)
-    bounds = bounds_of(measured)
-    (one,) = [remedy for remedy in propose(bounds) if remedy.name == "faster transform"]
-    assert one.floor == pytest.approx(floor)
-    assert "in which a worker" not in one.reason
-    names = {remedy.name for remedy in propose(bounds)}
-    assert not {"persistent workers", "more prefetching", "no workers"} & names
-    assert ("more workers" in names) == bool(arguments)
+    remedies = proposed(facts(resident=(0.05,), warm=(warm_s,), arguments=arguments))
+    assert remedies["faster transform"].floor == pytest.approx(floor)
+    assert "in which a worker" not in remedies["faster transform"].reason
+    assert not {"persistent workers", "more prefetching", "no workers"} & remedies.keys()
+    assert ("more workers" in remedies) == bool(arguments)
 
 
 def test_what_an_epoch_draws_ahead_is_gone_with_a_slow_sampler():
@@ -353,14 +354,12 @@ def test_what_an_epoch_draws_ahead_is_gone_with_a_slow_sampler():
     warm = stretch("warm", 0.042, epoch_s=0.97, startup_s=0.18)
     step = stretch("resident", 0.024, busy_s=0.002, readings=Readings(device_s=0.024))
     measured = replace(measured, stretches=(*measured.stretches, warm, step))
-    bounds = bounds_of(measured)
-    assert bounds.now.startup_s == pytest.approx((0.18 - 2 * 0.042) / 20)
-    (faster,) = [remedy for remedy in propose(bounds) if remedy.name == "faster sampler"]
-    assert faster.floor == pytest.approx(0.024 * 20 / 0.97)
+    assert bounds_of(measured).now.startup_s == pytest.approx((0.18 - 2 * 0.042) / 20)
+    assert proposed(measured)["faster sampler"].floor == pytest.approx(0.024 * 20 / 0.97)
     # Where drawing is half of it, the rest is left.
     half = replace(measured, probe=replace(measured.probe, sampler_s=0.02))
-    (faster,) = [remedy for remedy in propose(bounds_of(half)) if remedy.name == "faster sampler"]
-    assert faster.floor == pytest.approx((0.024 + (0.18 - 2 * 0.042 - 4 * 0.02) / 20) * 20 / 0.97)
+    left_s = 0.024 + (0.18 - 2 * 0.042 - 4 * 0.02) / 20
+    assert proposed(half)["faster sampler"].floor == pytest.approx(left_s * 20 / 0.97)
 
 
 # --- stages of one worker ---------------------------------------------------------------------

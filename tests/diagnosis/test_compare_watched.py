@@ -9,52 +9,39 @@ from labkit.cli import main
 from labkit.diagnosis.compare import Watched, compare_watched
 from labkit.diagnosis.loader_arguments import LoaderArguments, read_arguments
 from tests import warm_python
+from tests.diagnosis.scripts import TRAINING
 
-SCRIPT = """
-import os, random, sys, time
-import torch
-from torch.utils.data import DataLoader, Dataset
+SCRIPT = (
+    TRAINING.replace("400", "100").replace("0.002", "random.uniform(0, 2 * SAMPLE_S)")
+    + """
+SAMPLE_S, STEPS, HOW = float(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 
-class Photos(Dataset):
-    def __init__(self, sample_s):
-        self.sample_s = sample_s
-    def __len__(self):
-        return 100
-    def __getitem__(self, index):
-        time.sleep(random.uniform(0, 2 * self.sample_s))
-        return torch.ones(4), index % 2
-
-def train(sample_s, steps, **options):
+def train(**options):
     random.seed(0)
-    model = torch.nn.Linear(4, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    loader = DataLoader(Photos(sample_s), 1, True, **options)
-    taken = 0
-    while taken < steps:
-        for images, labels in loader:
-            torch.nn.functional.cross_entropy(model(images), labels).backward()
-            optimizer.step()
+    batches, taken = loader(1, shuffle=True, **options), 0
+    while taken < STEPS:
+        for batch in batches:
+            step(batch)
             taken += 1
             if taken == 1:  # libraries have started
                 began_s = time.perf_counter()
-            if taken == steps:
+            if taken == STEPS:
                 break
-    return (time.perf_counter() - began_s) / (steps - 1)
+    return (time.perf_counter() - began_s) / (STEPS - 1)
 
 if __name__ == "__main__":
-    sample_s, steps, how = float(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-    if how == "fork" and os.fork():
+    if HOW == "fork" and os.fork():
         os.wait()
-    elif how == "spawn":
-        context = torch.multiprocessing.get_context("spawn")
-        process = context.Process(target=train, args=(sample_s, steps))
+    elif HOW == "spawn":
+        process = torch.multiprocessing.get_context("spawn").Process(target=train)
         process.start()
         process.join()
-    elif how == "workers":
-        train(sample_s, steps, num_workers=1, persistent_workers=True)
-    elif how != "none":
-        print(train(sample_s, steps))
+    elif HOW == "workers":
+        train(num_workers=1, persistent_workers=True)
+    elif HOW != "none":
+        print(train())
 """
+)
 
 
 @pytest.fixture(scope="module")
@@ -171,18 +158,16 @@ def known(slow, **changes):
     return facts
 
 
+def run(slow, name="run", **changes):
+    return Watched.of(known(slow, **changes), name)
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        (
-            {"training__loaders__0__samples": 2000},
-            "the samples of the data set: 100, then 2,000",
-        ),
+        ({"training__loaders__0__samples": 2000}, "the samples of the data set: 100, then 2,000"),
         ({"training__loaders__0__batch_size": 8}, "the batch size: 1, then 8"),
-        (
-            {"training__loaders__0__batch_size": None},
-            "the batch size: 1, then unknown",
-        ),
+        ({"training__loaders__0__batch_size": None}, "the batch size: 1, then unknown"),
         ({"ranks": 4}, "the processes that train: 1, then 4"),
         (
             {"machine": {"cpu": "Fast CPU", "cores": 1, "gpu": "cpu"}},
@@ -203,23 +188,19 @@ def test_steps_of_other_batches_are_not_compared_where_no_loader_tells_their_siz
     """As of a batch_sampler of the user's own, and of batch_size=None."""
     steps = known(slow)["training"]["steps"]
     unknown = {"training__loaders__0__batch_size": None}
-    runs = {
-        each: Watched.of(known(slow, training__images=each * steps, **unknown), f"{each}.json")
-        for each in (64, 32)
-    }
+    runs = {each: run(slow, training__images=each * steps, **unknown) for each in (64, 32)}
     with pytest.raises(ValueError, match=r"compared: the images of a step: 64, then 32$"):
         compare_watched(runs[64], runs[32])
     assert "1.00 times as fast" in compare_watched(runs[64], runs[64])[0]
     # The last batch of an epoch may be small.
-    almost = Watched.of(known(slow, training__images=64 * steps - 30, **unknown), "almost.json")
+    almost = run(slow, training__images=64 * steps - 30, **unknown)
     assert "1.00 times as fast" in compare_watched(runs[64], almost)[0]
 
 
 def test_all_that_differs_is_named_in_one_line(slow):
-    changes = {"ranks": 2, "training__loaders__0__samples": 7}
-    before, after = Watched.of(known(slow), "a"), Watched.of(known(slow, **changes), "b")
+    after = run(slow, ranks=2, training__loaders__0__samples=7)
     with pytest.raises(ValueError, match="that train: 1, then 2; the samples of the data set: 100"):
-        compare_watched(before, after)
+        compare_watched(run(slow), after)
 
 
 @pytest.mark.parametrize(
@@ -227,20 +208,15 @@ def test_all_that_differs_is_named_in_one_line(slow):
     [
         (b"no JSON", "must be a file of `labkit watch --json`, but is no JSON (Expecting value"),
         (b"\xff", "must be a file of `labkit watch --json`, but is no JSON ('utf-8' codec"),
-        (b"", "must be a file of `labkit watch --json`, but is empty; write it again with"),
-        (b" \n", "must be a file of `labkit watch --json`, but is empty; write it again with"),
-        (b"null", "must be a file of `labkit watch --json`, but is empty; write it again with"),
-        (b"{}", "must be a file of `labkit watch --json`; write it again with"),
-        (b"[1]", "must be a file of `labkit watch --json`; write it again with"),
-        (b'{"verdict": "input-bound"}', "must be a file of `labkit watch --json`; write it again"),
-        (b'{"training": {}}', "is of another version of labkit; write it again with"),
-        (b'{"training": {}, "version": 2}', "is of another version of labkit; write it again with"),
-        (
-            b'{"training": {}, "version": 1}',
-            "is damaged (KeyError('machine')); write it again with",
-        ),
+        *((text, "must be a file of `labkit watch --json`, but is empty; write it again with")
+          for text in (b"", b" \n", b"null")),
+        *((text, "must be a file of `labkit watch --json`; write it again with")
+          for text in (b"{}", b"[1]", b'{"verdict": "input-bound"}')),
+        *((text, "is of another version of labkit; write it again with")
+          for text in (b'{"training": {}}', b'{"training": {}, "version": 2}')),
+        (b'{"training": {}, "version": 1}', "is damaged (KeyError('machine')); write it again"),
     ],
-)
+)  # fmt: skip
 def test_other_files_are_one_line(slow, tmp_path, capsys, text, reason):
     path = tmp_path / "other.json"
     path.write_bytes(text)
@@ -292,9 +268,8 @@ def test_another_training_leaves_the_scripts_status_to_it(script, slow, tmp_path
 
 def test_starts_of_epochs_in_one_of_two_runs_are_inconclusive(slow):
     total_s = known(slow)["training"]["wait_s"]
-    before = Watched.of(known(slow, training__starts_s=0.2 * total_s), "before.json")
-    after = Watched.of(known(slow, training__starts_s=0.0), "after.json")
-    first, *_ = compare_watched(before, after)
+    before = run(slow, "before.json", training__starts_s=0.2 * total_s)
+    first, *_ = compare_watched(before, run(slow, training__starts_s=0.0))
     assert re.match(
         r"Inconclusive: 1\.00 times as fast .*, but only before\.json has starts of epochs, which "
         r"take 1\d\.\d % of its time\. Let both train for several epochs\.",
@@ -313,42 +288,22 @@ def test_starts_of_epochs_in_one_of_two_runs_are_inconclusive(slow):
     ],
 )
 def test_other_processes_are_named_where_they_take_cores(slow, busy_shares, ranks, line):
-    machine = {"cpu": "CPU", "cores": 2, "gpu": "cpu"}
-    runs = [
-        Watched.of(
-            known(
-                slow,
-                ranks=ranks,
-                machine=machine,
-                cpu={"cores": 2, "process": 0.4, "workers": 0.5, "busy_share": share},
-            ),
-            name,
-        )
-        for share, name in zip(busy_shares, ("before", "after"))
-    ]
+    same = {"ranks": ranks, "machine": {"cpu": "CPU", "cores": 2, "gpu": "cpu"}}
+    cpu = {"cores": 2, "process": 0.4, "workers": 0.5}
+    runs = (run(slow, **same, cpu=cpu | {"busy_share": share}) for share in busy_shares)
     text = "\n".join(compare_watched(*runs))
     assert ("Other processes" in text, line in text) == (bool(line), True)
 
 
-@pytest.mark.parametrize(
-    ("changes", "note"),
-    [
-        (
-            {"training__loaders__0__dataset": "Cached"},
-            "Data set Photos before, Cached after: whether their samples are the same was not "
-            "checked.",
-        ),
-        ({}, ""),
-    ],
-)
-def test_data_sets_of_another_class_are_named(slow, changes, note):
-    before, after = Watched.of(known(slow), "before"), Watched.of(known(slow, **changes), "after")
-    text = "\n".join(compare_watched(before, after))
-    assert ("Data set" in text, note in text) == (bool(note), True)
+def test_data_sets_of_another_class_are_named(slow):
+    named = "Data set Slow before, Cached after: whether their samples are the same was not "
+    text = "\n".join(compare_watched(run(slow), run(slow, training__loaders__0__dataset="Cached")))
+    assert f"{named}checked." in text
+    assert "Data set" not in "\n".join(compare_watched(run(slow), run(slow)))
 
 
 def test_a_data_set_of_unknown_length_is_named(slow):
-    unknown = Watched.of(known(slow, training__loaders__0__samples=None), "before")
+    unknown = run(slow, training__loaders__0__samples=None)
     assert (
         "The length of the data set is unknown: whether both runs train on as many samples was "
         "not checked."
@@ -393,14 +348,11 @@ def test_processes_that_a_script_starts_get_them_and_are_compared(script, slow, 
     ("how", "text", "note"),
     [
         ("none", "num_workers=2", "--loader changed nothing: the script made no DataLoader."),
-        (
-            "plain",
-            "prefetch_factor=4,in_order=False",
-            "--loader: a DataLoader without workers does not take prefetch_factor; add "
-            "num_workers=N.",
-        ),
+        ("plain", "prefetch_factor=4,in_order=False",
+         "--loader: a DataLoader without workers does not take prefetch_factor; add "
+         "num_workers=N."),
     ],
-)
+)  # fmt: skip
 def test_what_was_not_changed_is_printed(script, how, text, note):
     status, _, errors = watch(script, "--loader", text, how=how, steps=20)
     assert status == 0
@@ -439,17 +391,13 @@ def test_arguments_are_read_as_python_has_them(text, arguments):
         ("prefetch_factor=0", "prefetch_factor must be a whole number, 1 or more, got '0'"),
         ("pin_memory=1", "pin_memory must be True or False, got '1'"),
         ("timeout=inf", "timeout must be a number of seconds, 0 or more, got 'inf'"),
-        (
-            "multiprocessing_context=thread",
-            "multiprocessing_context must be one of fork, forkserver, spawn, got 'thread'",
-        ),
+        ("multiprocessing_context=thread",
+         "multiprocessing_context must be one of fork, forkserver, spawn, got 'thread'"),
         ("num_workers=1,num_workers=2", "--loader must name num_workers once"),
-        (
-            "num_workers=0,prefetch_factor=4",
-            "num_workers must be at least 1 with prefetch_factor, got 0",
-        ),
+        ("num_workers=0,prefetch_factor=4",
+         "num_workers must be at least 1 with prefetch_factor, got 0"),
     ],
-)
+)  # fmt: skip
 def test_arguments_that_no_loader_takes_are_refused(text, message):
     with pytest.raises(ValueError, match=f"^{message}"):
         read_arguments(text)

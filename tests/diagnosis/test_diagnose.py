@@ -13,16 +13,17 @@ import signal
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
+from torch.utils.data import DataLoader, Sampler
 
 import labkit as lab
 from labkit.diagnosis import arms, bounds, loaders, measure, rules, verify
-from labkit.diagnosis.arms import Loop
+from labkit.diagnosis.arms import Budget, Loop
 from labkit.diagnosis.bounds import bounds_of
 from labkit.diagnosis.facts import Batch, Facts, Stages
 from labkit.diagnosis.gpu import find_device
@@ -33,6 +34,8 @@ from labkit.machine import shared_memory
 from labkit.machine.clock import SystemClock
 from labkit.machine.usage import own_cpu_s
 from labkit.parts.devices import GpuSpeeds, SimulatedGpu
+from tests.diagnosis.made_sets import Made, Stream, compute, pixels, slow, waiting
+from tests.diagnosis.trainings import Endless
 from tests.fake_clock import FakeClock
 from tests.processes import PATIENCE_S
 from tests.short_diagnosis import BUDGET_S, shorten
@@ -52,32 +55,6 @@ def nothing_is_left_running():
     assert set(torch.multiprocessing.active_children()) <= before
 
 
-class Slow(Dataset):
-    """Samples that take a while on the CPU; the number of each is in it."""
-
-    def __init__(self, length=64, cpu_s=0.004):
-        self.length, self.cpu_s = length, cpu_s
-
-    def __len__(self):
-        return self.length
-
-    def __getitem__(self, i):
-        self.grind()
-        return torch.full((3, 8, 8), float(i))
-
-    def grind(self):
-        ends_s = time.perf_counter() + self.cpu_s
-        while time.perf_counter() < ends_s:
-            pass
-
-
-class Waiting(Slow):
-    """Samples that come late and need no core."""
-
-    def grind(self):
-        time.sleep(self.cpu_s)
-
-
 class Simulated:
     """A step on a simulated GPU."""
 
@@ -91,15 +68,23 @@ class Simulated:
         self.device.compute(len(batch))
 
 
-def diagnose(loader, step, **how):
-    return lab.diagnose(loader, step, budget_s=BUDGET_S, progress=False, **how)
+def diagnose(loader, step, budget_s=BUDGET_S, **how):
+    device = getattr(step, "device", None)
+    return lab.diagnose(loader, step, budget_s=budget_s, device=device, progress=False, **how)
+
+
+def names(remedies):
+    return {remedy.name for remedy in remedies}
+
+
+def do_nothing(batch):
+    pass
 
 
 @pytest.fixture(scope="module")
 def without_workers():
-    step = Simulated(ms=3)
-    loader = DataLoader(Waiting(cpu_s=0.03), batch_size=2, shuffle=True)
-    return diagnose(loader, step, device=step.device)
+    loader = DataLoader(waiting(0.03), batch_size=2, shuffle=True)
+    return diagnose(loader, Simulated(ms=3))
 
 
 @pytest.mark.alone
@@ -152,36 +137,10 @@ class Wrapper:
         return len(self.base_dataloader)
 
 
-class Again:
-    """An endless sampler of batches."""
-
-    def __init__(self, sampler):
-        self.sampler = sampler
-
-    def __iter__(self):
-        return itertools.chain.from_iterable(itertools.repeat(self.sampler))
-
-
-class OneIterator(DataLoader):
-    """Keeps an iterator for all epochs, as timm's MultiEpochsDataLoader does."""
-
-    def __init__(self, dataset, **arguments):
-        super().__init__(dataset, **arguments)
-        object.__setattr__(self, "batch_sampler", Again(self.batch_sampler))
-        self.iterator = super().__iter__()
-
-    def __len__(self):
-        return len(self.batch_sampler.sampler)
-
-    def __iter__(self):
-        return itertools.islice(self.iterator, len(self))
-
-
 @pytest.mark.alone
-@pytest.mark.parametrize("kind", [Wrapper, OneIterator])
+@pytest.mark.parametrize("kind", [Wrapper, Endless])
 def test_a_subclass_with_an_iterator_of_its_own_is_tried_with_workers(kind):
-    step = Simulated(ms=1)
-    found = diagnose(kind(Waiting(cpu_s=0.03), batch_size=2), step, device=step.device)
+    found = diagnose(kind(waiting(0.03), batch_size=2), Simulated(ms=1))
     assert (found.broken, found.bottleneck) == ("", "workers")
     assert found.remedies[0].measured < 0.9
     assert "waiting" in {row.kind for row in found.bounds.rows}
@@ -189,9 +148,8 @@ def test_a_subclass_with_an_iterator_of_its_own_is_tried_with_workers(kind):
 
 @pytest.mark.alone
 def test_nothing_is_to_gain_where_the_device_is_the_limit():
-    step = Simulated(ms=8)
-    loader = DataLoader(Slow(length=16, cpu_s=0.0001), batch_size=4)
-    found = diagnose(loader, step, device=step.device)
+    loader = DataLoader(slow(0.0001, 16), batch_size=4)
+    found = diagnose(loader, Simulated(ms=8))
     assert found.broken == ""
     assert found.ceiling > 0.8
     assert all(remedy.normalized_time > 0.8 for remedy in found.remedies)
@@ -203,7 +161,7 @@ def test_a_generator_that_delays_the_step_is_the_bottleneck():
             time.sleep(0.02)
             yield torch.ones(2, 3)
 
-    found = diagnose(late(), lambda batch: None)
+    found = diagnose(late(), do_nothing)
     assert (found.verdict, found.bottleneck) == ("highly input-bound", "waiting")
     assert re.search(r"1\. wait less: [\d.e+]+× as fast \[.*\] \(expected\), ", str(found))
     assert "not a torch DataLoader" in found.details()
@@ -215,45 +173,33 @@ def test_a_generator_that_delays_the_step_is_the_bottleneck():
     assert "Nothing to gain" not in text
 
 
-class Locked(Slow):
-    """Samples behind a lock that all workers share."""
-
-    def __init__(self):
-        super().__init__(length=400)
-        self.lock = torch.multiprocessing.Lock()
-
-    def grind(self):
-        with self.lock:
-            time.sleep(0.008)
-
-
 @pytest.mark.alone
 def test_workers_that_wait_for_each_other_are_told_from_busy_ones(monkeypatch):
     # Whatever other programs use the cores for.
     monkeypatch.setattr(bounds, "IDLE_CORES_SHARE", -1.0)
-    step = Simulated(ms=1)
-    found = diagnose(DataLoader(Locked(), batch_size=4, num_workers=2), step, device=step.device)
+    lock = torch.multiprocessing.Lock()
+
+    def make(_, i):
+        with lock:
+            time.sleep(0.008)
+        return pixels(i)
+
+    loader = DataLoader(Made(make, 400), batch_size=4, num_workers=2)
+    found = diagnose(loader, Simulated(ms=1))
     assert found.bottleneck == "workers wait for each other"
     assert "waiting in time.sleep" in str(found)
-    assert all(remedy.name != "faster decode" for remedy in found.remedies)
-
-
-class Late(Waiting):
-    """Samples of which one in six is late: in every third batch of two, from either worker."""
-
-    def __getitem__(self, i):
-        time.sleep(0.05 * (i % 6 == 5))
-        return super().__getitem__(i)
+    assert "faster decode" not in names(found.remedies)
 
 
 @pytest.mark.alone
 def test_workers_that_wait_for_a_late_batch_need_more_ahead(monkeypatch):
     # Whatever other programs use the cores for.
     monkeypatch.setattr(bounds, "IDLE_CORES_SHARE", -1.0)
-    step = Simulated(ms=5)
-    loader = DataLoader(Late(240, cpu_s=0.001), batch_size=2, num_workers=2, prefetch_factor=1)
+    # One sample in six is late: in every third batch of two, from either worker.
+    late = Made(lambda _, i: time.sleep(0.05 * (i % 6 == 5) + 0.001) or pixels(i), 240)
+    loader = DataLoader(late, batch_size=2, num_workers=2, prefetch_factor=1)
     # Long enough to look at some late batches in a worker.
-    found = lab.diagnose(loader, step, device=step.device, budget_s=6, progress=False)
+    found = diagnose(loader, Simulated(ms=5), budget_s=6)
     assert found.bottleneck == "jitter"
     assert found.remedies[0].name == "more prefetching"
     assert found.remedies[0].ci_high < 1
@@ -267,13 +213,7 @@ class Parcel:
         return {"is_full": True}
 
     def __setstate__(self, state):
-        Slow(cpu_s=0.01).grind()
-
-
-class Parcels(Slow):
-    def __getitem__(self, i):
-        self.grind()
-        return Parcel()
+        compute(0.01)
 
 
 class LateHandler(logging.Handler):
@@ -285,9 +225,8 @@ class LateHandler(logging.Handler):
 def test_reports_that_explain_hardly_any_of_the_waiting_are_not_the_bottleneck():
     logger = logging.Logger("training")
     logger.addHandler(LateHandler())
-    loader = DataLoader(
-        Parcels(length=400), batch_size=None, num_workers=1, persistent_workers=True
-    )
+    parcels = Made(lambda _, i: compute(0.004) or Parcel(), 400)
+    loader = DataLoader(parcels, batch_size=None, num_workers=1, persistent_workers=True)
     found = diagnose(loader, lambda batch: logger.warning("loss"))
     assert found.remedies[0].name == "report less often"
     assert (found.verdict, found.bottleneck) == ("highly input-bound", "not explained")
@@ -303,15 +242,14 @@ class Deliberate(Sampler):
 
     def __iter__(self):
         for i in range(64):
-            Slow(cpu_s=0.01).grind()
+            compute(0.01)
             yield i
 
 
 @pytest.mark.alone
 def test_a_slow_sampler_is_the_bottleneck():
-    step = Simulated(ms=1)
-    loader = DataLoader(Slow(cpu_s=0.002), batch_size=4, sampler=Deliberate())
-    found = diagnose(loader, step, device=step.device)
+    loader = DataLoader(slow(0.002), batch_size=4, sampler=Deliberate())
+    found = diagnose(loader, Simulated(ms=1))
     assert (found.broken, found.bottleneck) == ("", "sampler")
     assert found.facts.probe.sampler_s >= 0.04
     assert found.remedies[0].name == "faster sampler"
@@ -319,75 +257,54 @@ def test_a_slow_sampler_is_the_bottleneck():
 
 def test_an_order_that_takes_long_to_draw_is_not_drawn_whole(monkeypatch):
     monkeypatch.setattr(loaders, "DRAWING_S", 0.1)
-    loader = DataLoader(Slow(), batch_size=4, sampler=Deliberate())
+    loader = DataLoader(slow(0.004), batch_size=4, sampler=Deliberate())
     assert loaders.spread_over_epoch(loader) == {}
-
-
-class Tiny(Slow):
-    def __getitem__(self, i):
-        return torch.tensor([float(i)])
 
 
 @pytest.mark.alone
 def test_many_small_batches_are_told_from_much_work():
-    loader = DataLoader(
-        Tiny(length=400), batch_size=1, num_workers=1, persistent_workers=True,
-    )  # fmt: skip
-    found = diagnose(loader, lambda batch: None)
+    tiny = Made(lambda _, i: torch.tensor([float(i)]), 400)
+    loader = DataLoader(tiny, num_workers=1, persistent_workers=True)
+    found = diagnose(loader, do_nothing)
     assert found.bottleneck == "per-batch overhead"
-    assert {"no workers", "larger batches"} & {remedy.name for remedy in found.remedies}
+    assert {"no workers", "larger batches"} & names(found.remedies)
 
 
-class Everything(IterableDataset):
-    """Gives every worker all samples."""
-
-    def __init__(self, cpu_s=0.0):
-        self.cpu_s = cpu_s
-
-    def __iter__(self):
-        for value in itertools.count(0.0):
-            time.sleep(self.cpu_s)
-            yield torch.tensor(value)
+def everything(wait_s=0.0):
+    """Samples that every worker yields all of."""
+    for value in itertools.count(0.0):
+        time.sleep(wait_s)
+        yield torch.tensor(value)
 
 
 @pytest.mark.alone
 def test_workers_that_would_deliver_the_same_samples_are_not_proposed():
-    found = diagnose(DataLoader(Everything(cpu_s=0.003), batch_size=4), lambda batch: None)
+    found = diagnose(DataLoader(Stream(partial(everything, 0.003)), batch_size=4), do_nothing)
     assert found.bottleneck == "waiting"
-    assert "more workers" not in {remedy.name for remedy in found.proposed}
+    assert "more workers" not in names(found.proposed)
 
 
 def test_workers_that_deliver_the_same_samples_are_found():
-    found = diagnose(DataLoader(Everything(), batch_size=4, num_workers=2), lambda batch: None)
+    found = diagnose(DataLoader(Stream(everything), batch_size=4, num_workers=2), do_nothing)
     assert found.bottleneck == "duplicated work"
     assert "get_worker_info()" in str(found)
 
 
-class Numbered(IterableDataset):
-    def __init__(self, count):
-        self.count = count
-
-    def __iter__(self):
-        return iter(range(self.count))
-
-
 def test_the_first_batches_of_an_iterable_loader_stand_for_the_epoch_as_a_note_says():
-    found = diagnose(DataLoader(Numbered(10**9), batch_size=4), lambda batch: time.sleep(1e-3))
+    loader = DataLoader(Stream(itertools.count), batch_size=4)
+    found = diagnose(loader, lambda batch: time.sleep(1e-3))
     (first,) = re.findall("Note: the first ([0-9]+) batches stand for the whole epoch", str(found))
     read = max(stretch.steps for stretch in found.facts.of("warm"))
     assert int(first) == read + 1
     # One that is short is read whole; where batches have numbers, they are from all of it.
-    for loader in (DataLoader(Numbered(20)), DataLoader(Slow(10_000), batch_size=4)):
-        assert "stand for the whole epoch" not in str(diagnose(loader, lambda batch: None))
-
-
-class Constant(IterableDataset):
-    def __iter__(self):
-        return itertools.repeat(torch.ones(3))
+    for data in (Stream(partial(range, 20)), slow(0.004, 10_000)):
+        found = diagnose(DataLoader(data, batch_size=4), do_nothing)
+        assert "stand for the whole epoch" not in str(found)
 
 
 def test_equal_samples_are_not_taken_for_duplicates():
-    found = diagnose(DataLoader(Constant(), batch_size=4, num_workers=2), lambda batch: None)
+    equal = Stream(partial(itertools.repeat, torch.ones(3)))
+    found = diagnose(DataLoader(equal, batch_size=4, num_workers=2), do_nothing)
     assert found.broken == "" and not found.facts.duplicated
 
 
@@ -428,19 +345,19 @@ def test_a_step_may_take_things_out_of_its_batch_whose_bytes_are_told_in_words()
 
 def test_random_numbers_and_the_loader_stay_as_they_were():
     loader = DataLoader(
-        Slow(length=16, cpu_s=0.0), batch_size=4, shuffle=True, num_workers=1,
+        slow(0.0, 16), batch_size=4, shuffle=True, num_workers=1,
         persistent_workers=True,
     )  # fmt: skip
     torch.manual_seed(5)
     before = torch.get_rng_state()
-    diagnose(loader, lambda batch: None)
+    diagnose(loader, do_nothing)
     assert torch.equal(torch.get_rng_state(), before)
     assert loader.num_workers == 1 and loader._iterator is None
 
 
 def test_the_line_to_paste_holds_all_arguments_that_are_not_torchs_defaults():
     loader = DataLoader(
-        Slow(), batch_size=4, shuffle=True, num_workers=2, prefetch_factor=2, collate_fn=give_none,
+        [0], batch_size=4, shuffle=True, num_workers=2, prefetch_factor=2, collate_fn=give_none,
         pin_memory=False, in_order=False, worker_init_fn=print, multiprocessing_context="spawn",
     )  # fmt: skip
     arguments = loaders.arguments_of(loader)
@@ -459,7 +376,7 @@ def test_the_line_to_paste_holds_all_arguments_that_are_not_torchs_defaults():
 
 def test_a_stretch_counts_whole_rounds_of_the_workers(monkeypatch):
     monkeypatch.setattr(arms, "FEWEST_STRETCH_STEPS", 5)
-    loader = DataLoader(Slow(cpu_s=0), batch_size=4, num_workers=2)
+    loader = DataLoader(slow(0), batch_size=4, num_workers=2)
     assert Loop(loader, print).run("alone", loader, 0.0).steps == 6
 
 
@@ -482,32 +399,25 @@ def test_a_step_is_measured_over_whole_rounds_in_short_epochs_too(batches, monke
     clock = FakeClock()
     monkeypatch.setattr("time.perf_counter", clock.now)
     loader = Together(batches, clock)
-    stretch = Loop(loader, lambda batch: None).run("warm", loader, 0.3)
+    stretch = Loop(loader, do_nothing).run("warm", loader, 0.3)
     assert stretch.step_s == pytest.approx(0.01)
 
 
-class Busy(Slow):
-    """Samples that take CPU time, however long they wait for a core."""
-
-    def grind(self):
-        ends_s = time.thread_time() + self.cpu_s
-        while time.thread_time() < ends_s:
-            pass
-
-
 def test_cpu_time_is_counted_from_the_wait_for_the_first_batch_that_counts():
-    loader = DataLoader(Busy(cpu_s=0.05), batch_size=2)
+    # However long it waits for a core.
+    busy = Made(lambda _, i: compute(0.05, time.thread_time) or pixels(i))
+    loader = DataLoader(busy, batch_size=2)
     assert Loop(loader, print).run("alone", loader, 0.0).cpu_s == pytest.approx(0.1, rel=0.1)
 
 
 def test_slow_steps_need_not_be_eight(monkeypatch):
     monkeypatch.setattr(arms, "LONGEST_STRETCH_S", 0.1)
-    loader = DataLoader(Slow(cpu_s=0))
+    loader = DataLoader(slow(0))
     assert Loop(loader, lambda batch: time.sleep(0.05)).run("warm", loader, 0.01).steps < 4
 
 
 def test_slow_steps_leave_time_for_fewer_trials():
-    loader = DataLoader(Slow())
+    loader = DataLoader(slow(0.004))
     assert arms.count_arms(1.0, Loop(loader, print), step_s=0.05) == 3  # six steps each
     assert arms.count_arms(1.0, Loop(loader, print), step_s=0.0) == 10
 
@@ -527,9 +437,9 @@ def test_after_the_time_is_over_only_the_first_block_goes_on(ends_s, begun, monk
 @pytest.mark.alone
 def test_a_diagnosis_of_slow_steps_ends_with_its_budget_and_names_what_it_left_out():
     # A step and its batch take 0.3 s; three blocks alone would take ten seconds and more.
-    loader = DataLoader(Waiting(length=400, cpu_s=0.04), batch_size=4)
+    loader = DataLoader(waiting(0.04, 400), batch_size=4)
     begun_s = time.monotonic()
-    found = lab.diagnose(loader, lambda batch: time.sleep(0.15), budget_s=2, progress=False)
+    found = diagnose(loader, lambda batch: time.sleep(0.15), budget_s=2)
     assert time.monotonic() - begun_s < 2 + 1.5
     assert found.broken == "" and 0.3 < found.ceiling < 0.7
     assert found.facts.left_out[0] == "2 of 3 blocks of measurements"
@@ -540,9 +450,9 @@ def test_a_diagnosis_of_slow_steps_ends_with_its_budget_and_names_what_it_left_o
 
 @pytest.mark.alone
 def test_a_budget_that_is_over_before_all_was_measured_once_is_named():
-    loader = DataLoader(Slow(length=400, cpu_s=0), batch_size=4)
+    loader = DataLoader(slow(0, 400), batch_size=4)
     begun_s = time.monotonic()
-    found = lab.diagnose(loader, lambda batch: time.sleep(0.6), budget_s=1, progress=False)
+    found = diagnose(loader, lambda batch: time.sleep(0.6), budget_s=1)
     assert time.monotonic() - begun_s < 1 + 2
     assert found.broken == measure.NO_TIME
     assert "loading and computing: " in str(found) or "loading alone: " in str(found)
@@ -552,7 +462,7 @@ def test_workers_that_fill_their_queues_are_no_part_of_the_step(monkeypatch):
     # A busy machine may give a worker no core for many milliseconds.
     monkeypatch.setattr(arms, "RESTS_S", 0.3)
     monkeypatch.setattr(arms, "FILLING_S", PATIENCE_S)
-    loader = DataLoader(Slow(cpu_s=0.1), batch_size=4, num_workers=1, persistent_workers=True)
+    loader = DataLoader(slow(0.1), batch_size=4, num_workers=1, persistent_workers=True)
     loop = Loop(loader, lambda batch: time.sleep(0.05))
     batches = iter(loader)
     loop.keep(next(batches))
@@ -569,9 +479,7 @@ class Pinned(dict):
     """A batch that takes 20 ms of CPU to copy into pinned memory."""
 
     def pin_memory(self):
-        ends_s = time.thread_time() + 0.02
-        while time.thread_time() < ends_s:
-            pass
+        compute(0.02, time.thread_time)
         return self
 
 
@@ -600,7 +508,7 @@ def test_the_cpu_time_of_the_thread_that_pins_is_counted_apart(pinning_loader):
 
 @pytest.mark.alone
 def test_a_saturated_thread_that_pins_is_the_bottleneck(pinning_loader):
-    found = diagnose(pinning_loader, lambda batch: None)
+    found = diagnose(pinning_loader, do_nothing)
     assert (found.broken, found.bottleneck) == ("", "pinning")
     assert found.remedies[0].name == "no pinning"
     assert found.remedies[0].ci_high < 1
@@ -624,13 +532,13 @@ class Cold:
 
 def test_a_cold_epoch_is_the_first_alone():
     loader = Cold()
-    assert Loop(loader, lambda batch: None).run("cold", loader, 0.0, once=True).epoch_s > 0.3
+    assert Loop(loader, do_nothing).run("cold", loader, 0.0, once=True).epoch_s > 0.3
 
 
 def test_an_epoch_is_measured_cold_or_a_note_says_why_not(tmp_path):
     path = tmp_path / "pixels"
     path.write_bytes(bytes(1_000_000))
-    found = diagnose(DataLoader(Slow(cpu_s=0), batch_size=4), lambda batch: None, files=[path])
+    found = diagnose(DataLoader(slow(0), batch_size=4), do_nothing, files=[path])
     assert found.broken == ""
     is_cold = "loading and computing, files evicted before" in found.table().index
     assert is_cold or "Note: cold was not measured: " in found.details()
@@ -651,11 +559,10 @@ def test_a_generator_that_ends_early_leaves_what_was_measured():
     assert "first steps, loading and computing: " in str(found)
 
 
-class Broken(Slow):
-    def __getitem__(self, i):
-        if i == 21:
-            raise OSError("disk on fire")
-        return super().__getitem__(i)
+def broken(_, i):
+    if i == 21:
+        raise OSError("disk on fire")
+    return pixels(i)
 
 
 class Foreign:
@@ -667,24 +574,13 @@ class Foreign:
         raise OSError("disk on fire")
 
 
-class Killed(Slow):
-    """Ends its worker, and writes a file just before."""
-
-    def __init__(self, told=None, **how):
-        super().__init__(**how)
-        self.told = told
-
-    def __getitem__(self, i):
-        if i == 21 and torch.utils.data.get_worker_info():
-            if self.told is not None:
-                self.told.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().__getitem__(i)
-
-
-class Nothing(IterableDataset):
-    def __iter__(self):
-        return iter(())
+def killed(_, i, told=None):
+    """Make a sample; end the worker, after writing a file."""
+    if i == 21 and torch.utils.data.get_worker_info():
+        if told is not None:
+            told.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return pixels(i)
 
 
 def give_none(samples):
@@ -695,27 +591,20 @@ def give_none(samples):
 @pytest.mark.parametrize(
     ("loader", "said"),
     [
-        (DataLoader(Broken(cpu_s=0), batch_size=4), "OSError: disk on fire"),
-        (DataLoader(Broken(cpu_s=0), batch_size=4, num_workers=1), "OSError: disk on fire"),
+        (DataLoader(Made(broken), batch_size=4), "OSError: disk on fire"),
+        (DataLoader(Made(broken), batch_size=4, num_workers=1), "OSError: disk on fire"),
         (Foreign(), "OSError: disk on fire"),
-        (DataLoader(Killed(cpu_s=0), batch_size=4, num_workers=1), "a loader worker ended"),
-        (DataLoader(Nothing()), "loader must yield at least one batch, got an empty one"),
+        (DataLoader(Made(killed), batch_size=4, num_workers=1), "a loader worker ended"),
+        (DataLoader(Stream(tuple)), "loader must yield at least one batch, got an empty one"),
         (
-            DataLoader(Slow(cpu_s=0), collate_fn=give_none),
+            DataLoader(slow(0), collate_fn=give_none),
             "loader must yield batches, got None; does its collate_fn return one?",
         ),
     ],
-    ids=[
-        "raises",
-        "raises in a worker",
-        "raises, of another library",
-        "worker dies",
-        "empty",
-        "yields None",
-    ],
+    ids=["raises", "in a worker", "of another library", "worker dies", "empty", "yields None"],
 )
 def test_a_loader_that_breaks_is_told_of_in_one_line(loader, said):
-    found = diagnose(loader, lambda batch: None)
+    found = diagnose(loader, do_nothing)
     assert said in found.broken  # and not that it was waited for in vain
     assert "\n" not in found.broken
     assert str(found).startswith("Diagnosis stopped: ")
@@ -726,10 +615,10 @@ def test_a_loader_that_breaks_is_told_of_in_one_line(loader, said):
 def test_a_dead_worker_is_noticed_also_outside_the_main_thread(tmp_path):
     # There torch's handler of a dead child does not interrupt the wait.
     found, told = [], tmp_path / "killed"
-    loader = DataLoader(Killed(cpu_s=0, told=told), batch_size=4, num_workers=2)
+    loader = DataLoader(Made(partial(killed, told=told)), batch_size=4, num_workers=2)
 
     def run():
-        found.append(diagnose(loader, lambda batch: None))
+        found.append(diagnose(loader, do_nothing))
         found.append(time.time())
 
     thread = threading.Thread(target=run)
@@ -739,45 +628,44 @@ def test_a_dead_worker_is_noticed_also_outside_the_main_thread(tmp_path):
     assert found[1] - told.stat().st_mtime < 5
 
 
-class OnlyHere(Slow):
-    def __getitem__(self, i):
-        if torch.utils.data.get_worker_info():
-            raise OSError("no connection in a worker")
-        return super().__getitem__(i)
+def only_here(_, i):
+    if torch.utils.data.get_worker_info():
+        raise OSError("no connection in a worker")
+    return compute(0.004) or pixels(i)
 
 
 def test_a_change_that_breaks_the_loader_is_named_on_the_screen():
-    found = diagnose(DataLoader(OnlyHere(), batch_size=4), lambda batch: None)
+    found = diagnose(DataLoader(Made(only_here), batch_size=4), do_nothing)
     assert not found.broken
     said = "num_workers=2) could not be tried: OSError: no connection in a worker (in a loader"
     assert said in str(found)
 
 
-def test_each_trial_has_a_time_of_its_own_whatever_its_text():
-    loop = Loop(DataLoader(Slow(cpu_s=0), batch_size=4), lambda batch: None)
-    limits = {"budget_s": BUDGET_S, "over_s": time.monotonic() + 60, "say": lambda *_: None}
-    facts = measure.collect(loop, **limits)
+def try_workers(*counts):
+    """Try some numbers of workers; return what was proposed, and what came of it."""
+    loop = Loop(DataLoader(slow(0), batch_size=4), do_nothing)
+    budget = Budget(BUDGET_S, time.monotonic() + 60, lambda *_: None)
+    facts = measure.collect(loop, budget)
     usual = {"name": "more workers", "bottleneck": "workers", "reason": "", "change": "the same"}
     proposed = tuple(
         rules.Remedy(**usual, subject=str(count), arguments={"num_workers": count})
-        for count in (1, 2)
+        for count in counts
     )
-    found = try_remedies(loop, bounds_of(facts), proposed, files=(), **limits)
-    one, two = (remedy.measured for remedy in found.remedies)
+    return proposed, *try_remedies(loop, bounds_of(facts), proposed, budget, ())
+
+
+def test_each_trial_has_a_time_of_its_own_whatever_its_text():
+    _, remedies, _ = try_workers(1, 2)
+    one, two = (remedy.measured for remedy in remedies)
     assert None not in (one, two) and one != two
 
 
 def test_what_was_timed_once_counts_as_left_out_and_not_as_measured(monkeypatch):
-    loop = Loop(DataLoader(Slow(cpu_s=0), batch_size=4), lambda batch: None)
-    limits = {"budget_s": BUDGET_S, "over_s": time.monotonic() + 60, "say": lambda *_: None}
-    facts = measure.collect(loop, **limits)
-    usual = {"name": "more workers", "bottleneck": "workers", "reason": "", "change": "the same"}
-    more = rules.Remedy(**usual, subject="1", arguments={"num_workers": 1})
     # A second block that ends before its turn.
     monkeypatch.setattr(verify, "in_blocks", lambda arms, *_: [*arms, *verify.AS_IS])
-    trials = try_remedies(loop, bounds_of(facts), (more,), files=(), **limits)
-    assert trials.remedies == (more,)
-    assert [*map(str, trials.left_out)] == ["trials of more workers"]
+    proposed, remedies, facts = try_workers(1)
+    assert remedies == proposed
+    assert [*map(str, facts.left_out)] == ["trials of more workers"]
 
 
 def test_a_step_that_fails_leaves_what_was_measured():
@@ -788,7 +676,7 @@ def test_a_step_that_fails_leaves_what_was_measured():
         time.sleep(0.01)
 
     step.calls = 0
-    found = diagnose(DataLoader(Slow(length=16, cpu_s=0), batch_size=4), step)
+    found = diagnose(DataLoader(slow(0, 16), batch_size=4), step)
     assert found.broken == "FloatingPointError: loss is nan"
     assert "What was measured until then is below." in str(found)
     # Nothing was looked into or tried.
@@ -797,14 +685,14 @@ def test_a_step_that_fails_leaves_what_was_measured():
 
 
 def test_a_loader_that_stalls_is_not_waited_for_for_ever(monkeypatch):
-    monkeypatch.setattr(loaders, "STALL_S", 0.3)
+    monkeypatch.setattr(arms, "STALL_S", 0.3)
 
     def stalling():
         yield torch.zeros(2)
         time.sleep(60)
 
     signal.setitimer(signal.ITIMER_REAL, PATIENCE_S)  # the user's own
-    found = diagnose(stalling(), lambda batch: None)
+    found = diagnose(stalling(), do_nothing)
     left_s, _ = signal.setitimer(signal.ITIMER_REAL, 0.0)
     assert "waited 0.3 s for loader to yield a batch, got nothing" in found.broken
     assert signal.getsignal(signal.SIGALRM) == signal.SIG_DFL

@@ -15,43 +15,21 @@ import psutil
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import BatchSampler, DataLoader, Dataset, Sampler, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, Sampler, SequentialSampler
 
 import labkit as lab
 from labkit.diagnosis import together
 from labkit.diagnosis.live_script import TERMINATED, changed_files
 from labkit.diagnosis.loaders import OneThread, copied, loaded_ahead, spread_over_epoch
 from tests import warm_python
+from tests.diagnosis.made_sets import Made
+from tests.diagnosis.scripts import TRAINING
 from tests.diagnosis.test_trainings import SCRIPT, WAITS
 from tests.diagnosis.test_watch import free_port
 from tests.processes import PATIENCE_S, until
 from tests.short_diagnosis import BUDGET_S, SHORT, shorten
 
 BUDGET = ["--budget-s", "10"]
-TRAINING = """
-import os, signal, sys, time, torch
-from torch.utils.data import DataLoader, Dataset
-
-class Slow(Dataset):
-    def __len__(self):
-        return 400
-
-    def __getitem__(self, i):
-        time.sleep(0.002)
-        return torch.ones(8), i % 3
-
-model = torch.nn.Linear(8, 3)
-optimizer = torch.optim.SGD(model.parameters(), 1e-3)
-
-def step(batch):
-    loss = torch.nn.functional.cross_entropy(model(batch[0]), batch[1])
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-
-def loader(**options):
-    return DataLoader(Slow(), batch_size=4, **options)
-"""
 
 
 def diagnose(*words, cwd=None, **environment):
@@ -167,28 +145,22 @@ def test_what_cannot_be_diagnosed_gets_a_reason(tmp_path, name):
     assert left_running(tmp_path) == []
 
 
+COUNTED = """
+while True:
+    iterator = iter(batches)
+    for _ in range(len(batches)):
+        step(next(iterator))
+    print("an epoch ended")
+"""
 LOOPS = {
-    "counts the steps of short epochs": """
-batches = DataLoader(torch.utils.data.Subset(Slow(), range(8)), batch_size=4)
-while True:
-    iterator = iter(batches)
-    for _ in range(len(batches)):
-        step(next(iterator))
-    print("an epoch ended")
-""",
-    "counts the steps of short epochs, with workers that persist": """
-few = torch.utils.data.Subset(Slow(), range(8))
-batches = DataLoader(few, batch_size=4, num_workers=1, persistent_workers=True)
-while True:
-    iterator = iter(batches)
-    for _ in range(len(batches)):
-        step(next(iterator))
-    print("an epoch ended")
-""",
+    "counts steps": "batches = loader()" + COUNTED,
+    "counts the steps of short epochs": "batches = few()" + COUNTED,
+    "counts the steps of short epochs, with workers that persist": (
+        "batches = few(num_workers=1, persistent_workers=True)" + COUNTED
+    ),
     "counts the steps of short epochs, and looks at all of another loader first": """
-others = DataLoader(torch.utils.data.Subset(Slow(), range(8)), batch_size=4)
+others, batches = few(), few()
 assert len(others) > 2 and sum(1 for _ in others) == 2
-batches = DataLoader(torch.utils.data.Subset(Slow(), range(8)), batch_size=4)
 for _ in range(1000):
     for _, batch in zip(range(len(batches)), batches):
         step(batch)
@@ -221,14 +193,6 @@ try:
         step(batch)
 finally:
     assert ready.qsize() < 1000, ready.qsize()
-""",
-    "counts steps": """
-batches = loader()
-for _ in range(3):
-    iterator = iter(batches)
-    for _ in range(len(batches)):
-        step(next(iterator))
-    print("an epoch ended")
 """,
     "catches everything": """
 import json
@@ -283,7 +247,7 @@ for number, batch in enumerate(loader()):
         os.waitpid(child, 0)
 """,
     "evaluates in its loop": """
-others, seen = DataLoader(torch.utils.data.Subset(Slow(), range(8)), batch_size=4), set()
+others, seen = few(), set()
 try:
     for number, batch in enumerate(loader()):
         step(batch)
@@ -361,11 +325,7 @@ print("done")
         ("print('done')", 1, "no DataLoader was iterated over in this process"),
         (IN_ANOTHER_PROCESS, 1, "Nothing was diagnosed: no DataLoader was iterated over in this"),
         ("for _, batch in zip(range(3), loader()): step(batch)", 1, "after too few steps"),
-        (
-            "for batch in loader():\n    step(batch)\n    raise KeyError('own')",
-            1,
-            "KeyError: 'own'",
-        ),
+        ("for batch in loader(): step(batch); raise KeyError('own')", 1, "KeyError: 'own'"),
         ("sys.exit(7)", 7, "Nothing was diagnosed"),
     ],
 )
@@ -383,22 +343,17 @@ def test_a_script_that_ends_first_gets_a_line_and_keeps_its_status(
 @pytest.mark.parametrize(
     ("rest", "words"),
     [
-        ("    if n == 60: break", "the training ended before it was diagnosed"),
-        ("    if n == 60: raise KeyError('own')", "the training ended with KeyError"),
-        (
-            "    if n == 60: os.kill(os.getpid(), signal.SIGINT)",
-            "the training ended with KeyboardInterrupt",
-        ),
-        (
-            "    if n == 60: break\nfor batch in loader(): step(batch)",
-            "the training left its loop before it was diagnosed",
-        ),
-        ("    if n == 60: os.kill(os.getpid(), signal.SIGTERM)", TERMINATED),
+        ("break", "the training ended before it was diagnosed"),
+        ("raise KeyError('own')", "the training ended with KeyError"),
+        ("os.kill(os.getpid(), signal.SIGINT)", "the training ended with KeyboardInterrupt"),
+        ("break\nfor batch in loader(): step(batch)",
+         "the training left its loop before it was diagnosed"),
+        ("os.kill(os.getpid(), signal.SIGTERM)", TERMINATED),
     ],
-)
+)  # fmt: skip
 def test_what_was_measured_until_then_is_printed(script, tmp_path, status_of_sigint, rest, words):
-    loop = f"for n, batch in enumerate(loader(num_workers=1)):\n    step(batch)\n{rest}\n"
-    done = diagnose(*BUDGET, script(loop), cwd=tmp_path)
+    loop = "for n, batch in enumerate(loader(num_workers=1)):\n    step(batch)\n    if n == 60: "
+    done = diagnose(*BUDGET, script(loop + rest), cwd=tmp_path)
     assert f"Diagnosis stopped: {words}" in done.stdout
     assert "loading and computing: " in done.stdout
     status = {"SIGINT": status_of_sigint, "SIGTERM": -signal.SIGTERM}
@@ -456,15 +411,18 @@ def test_a_script_that_is_terminated_before_it_trains_gets_a_line(script, tmp_pa
     assert (done.returncode, done.stdout) == (-signal.SIGTERM, "")
 
 
+NOT_COPIED = """
+class Fixed(DataLoader):
+    def __copy__(self):
+        raise TypeError("it has the only connection")
+
+for batch in Fixed(Slow(), batch_size=4, num_workers=1):
+    step(batch)
+"""
+
+
 def test_a_loader_that_cannot_be_copied_gets_a_line(script, tmp_path):
-    fixed = (
-        "class Fixed(DataLoader):\n"
-        "    def __copy__(self):\n"
-        "        raise TypeError('it has the only connection')\n\n"
-        "for batch in Fixed(Slow(), batch_size=4, num_workers=1):\n"
-        "    step(batch)\n"
-    )
-    done = diagnose(*BUDGET, script(fixed), cwd=tmp_path)
+    done = diagnose(*BUDGET, script(NOT_COPIED), cwd=tmp_path)
     why = "the loader cannot be copied: TypeError: it has the only connection"
     assert done.stdout == f"Diagnosis stopped: {why}.\n"
     assert (done.returncode, "Traceback" in done.stderr) == (1, False), done.stderr
@@ -474,26 +432,18 @@ def test_a_loader_that_cannot_be_copied_gets_a_line(script, tmp_path):
 # --- ranks ------------------------------------------------------------------------------------
 
 RANKS = """
-import os
-torch.distributed.init_process_group("gloo")
-model = torch.nn.parallel.DistributedDataParallel(model)
-optimizer = torch.optim.SGD(model.parameters(), 1e-3)
-for _ in range(5):
-    for batch in loader():
-        step(batch)
-print("an epoch ended")
-"""
-SPAWNED = """
-def work(rank):
+def work(rank, ranks=2):
     global model, optimizer
-    torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
+    torch.distributed.init_process_group("gloo", rank=rank, world_size=ranks)
     model = torch.nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), 1e-3)
     for batch in loader():
         step(batch)
     print("an epoch ended")
 
-if __name__ == "__main__":
+if __name__ == "__main__" and "RANK" in os.environ:
+    work(-1, -1)
+elif __name__ == "__main__":
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": sys.argv[1]}
     torch.multiprocessing.spawn(work, nprocs=2)
 """
@@ -505,7 +455,7 @@ LONG_WAYS = [pytest.param(how, marks=pytest.mark.long) for how in ("inside", "sp
 
 @pytest.mark.parametrize("how", [*LONG_WAYS, "outside"])
 def test_ranks_take_the_same_steps_and_the_first_one_prints(script, tmp_path, how):
-    path = script(RANKS if how != "spawn" else SPAWNED)
+    path = script(RANKS)
     if how == "spawn":
         done = diagnose(*BUDGET, path, free_port(), cwd=tmp_path)
     elif how == "inside":
@@ -544,15 +494,13 @@ class Share(Sampler):
         return iter(self.draw())
 
 
-class Numbers(Dataset):
-    def __getitem__(self, i):
-        return i
+NUMBERS = Made(lambda _, i: i, 1000)
 
 
 def test_each_rank_loads_samples_of_its_own_sampler(tmp_path):
     group = together.Group(1, torch.distributed.FileStore(str(tmp_path / "store"), 1))
     leader = together.Leader(group)
-    own = DataLoader(Numbers(), sampler=Share(0), worker_init_fn=lambda _: None)
+    own = DataLoader(NUMBERS, sampler=Share(0), worker_init_fn=lambda _: None)
     with copied(own, **spread_over_epoch(own)) as twin:
         for changes in ({}, {"worker_init_fn": OneThread(own.worker_init_fn, False)}):
             with copied(twin, **changes) as tried:
@@ -560,7 +508,7 @@ def test_each_rank_loads_samples_of_its_own_sampler(tmp_path):
                 for _ in range(100):
                     leader.step()
     leader.end()
-    trained, other = [], DataLoader(Numbers(), sampler=Share(1), worker_init_fn=lambda _: None)
+    trained, other = [], DataLoader(NUMBERS, sampler=Share(1), worker_init_fn=lambda _: None)
     together.follow(group, other, lambda batch: trained.append(batch.item()))
     assert sorted(trained[:100]) == sorted(trained[100:]) == list(range(1000, 1100))
     assert sum(trained[:10]) / 10 == pytest.approx(1049.5, abs=10)  # of its whole epoch
@@ -634,19 +582,9 @@ def test_a_thread_that_loads_ahead_holds_few_batches_and_ends_with_its_iterator(
     assert (len(drawn), threading.active_count()) == (4, begun)
 
 
-class Lengths(Dataset):
-    """Samples sorted by length."""
-
-    def __len__(self):
-        return 1000
-
-    def __getitem__(self, i):
-        return i
-
-
 @pytest.mark.parametrize("taken", [10, 37, 99])
 def test_batches_of_sorted_data_stand_for_the_whole_epoch(taken):
-    loader = DataLoader(Lengths(), batch_size=10)
+    loader = DataLoader(NUMBERS, batch_size=10)
     with copied(loader, **spread_over_epoch(loader)) as spread:
         batches = [batch.float().mean().item() for batch in spread]
     assert sorted(batches) == [4.5 + 10 * n for n in range(100)]
@@ -654,9 +592,9 @@ def test_batches_of_sorted_data_stand_for_the_whole_epoch(taken):
 
 
 def test_shuffled_batches_stay_as_they_are():
-    assert spread_over_epoch(DataLoader(Lengths(), batch_size=10, shuffle=True)) == {}
-    own = BatchSampler(SequentialSampler(Lengths()), 10, drop_last=False)
-    assert "batch_sampler" in spread_over_epoch(DataLoader(Lengths(), batch_sampler=own))
+    assert spread_over_epoch(DataLoader(NUMBERS, batch_size=10, shuffle=True)) == {}
+    own = BatchSampler(SequentialSampler(NUMBERS), 10, drop_last=False)
+    assert "batch_sampler" in spread_over_epoch(DataLoader(NUMBERS, batch_sampler=own))
 
 
 def test_files_that_changed_are_listed(tmp_path):

@@ -37,14 +37,17 @@ class Story:
         self.rest(step_s)
         self.add(mark, thread=thread)
 
-    def epoch(self, batches, wait_s, step_s, loader=TRAIN, mark="train"):
-        self.open(loader)
-        for _ in range(batches):
+    def steps(self, count, wait_s, step_s, loader=TRAIN, mark="train"):
+        for _ in range(count):
             self.draw(wait_s, loader)
             if mark:
                 self.train(step_s, mark)
             else:
                 self.rest(step_s)
+
+    def epoch(self, batches, wait_s, step_s, loader=TRAIN, mark="train"):
+        self.open(loader)
+        self.steps(batches, wait_s, step_s, loader, mark)
         self.add("end", 0.0, loader)
 
     def phases(self):
@@ -54,11 +57,8 @@ class Story:
 def test_waits_and_steps_add_up_from_the_end_of_the_first_step_on():
     story = Story()
     story.open(took_s=3)
-    story.draw(5)
-    story.train(60)  # compiles
-    for _ in range(4):
-        story.draw(0.5)
-        story.train(1.5)
+    story.steps(1, 5, 60)  # compiles
+    story.steps(4, 0.5, 1.5)
     story.draw(0.5)  # this step goes on
     phases = story.phases()
     assert (phases.unseen, phases.trains, phases.batches_per_update) == ("", True, 1)
@@ -68,17 +68,13 @@ def test_waits_and_steps_add_up_from_the_end_of_the_first_step_on():
     assert (phases.outside_s, phases.validation.steps, phases.run_s) == (0, 0, 8.5)
 
 
-def test_batches_that_were_loaded_during_the_first_step_are_not_the_steady_state():
+@pytest.mark.parametrize("mark", ["train", None])
+def test_batches_that_were_loaded_during_the_first_step_are_not_the_steady_state(mark):
     story = Story()
     story.open(OTHER)
-    story.draw(2, OTHER)
-    story.train(60)
-    for _ in range(4):  # two workers load two batches each ahead
-        story.draw(0, OTHER)
-        story.train(1)
-    for _ in range(5):
-        story.draw(1, OTHER)
-        story.train(1)
+    story.steps(1, 2, 60, OTHER, mark)
+    story.steps(4, 0, 1, OTHER, mark)  # two workers load two batches each ahead
+    story.steps(5, 1, 1, OTHER, mark)
     training = story.phases().training
     assert (training.wait_s, training.step_s) == (5, 4)
 
@@ -103,11 +99,9 @@ def test_a_validation_before_the_training_and_inside_a_step_is_none_of_it():
     story = Story()
     story.epoch(2, 0.5, 0.5, VALID, mark=None)  # Lightning's check
     story.open()
-    for number in range(10):
-        story.draw(0.25)
-        story.train(0.75)
-        if number == 5:
-            story.epoch(5, 0.8, 0.2, VALID, mark=None)
+    story.steps(6, 0.25, 0.75)
+    story.epoch(5, 0.8, 0.2, VALID, mark=None)
+    story.steps(4, 0.25, 0.75)
     story.add("end")
     phases = story.phases()
     assert (phases.training.wait_s, phases.training.step_s) == (9 * 0.25, 9 * 0.75)
@@ -143,15 +137,19 @@ def test_several_batches_to_an_optimizer_step_are_counted():
     assert story.phases().batches_per_update == 4
 
 
-def test_two_loaders_in_turn_are_both_the_trainings():
+def in_turn(first_s, second_s, step_s):
+    """A training that draws from two loaders for each step."""
     story = Story()
     story.open(TRAIN)
     story.open(VALID)
     for _ in range(50):
-        story.draw(0.1, TRAIN)
-        story.draw(0.2, VALID)
-        story.train(0.7)
-    phases = story.phases()
+        story.draw(first_s, TRAIN)
+        story.steps(1, second_s, step_s, VALID)
+    return story
+
+
+def test_two_loaders_in_turn_are_both_the_trainings():
+    phases = in_turn(0.1, 0.2, 0.7).phases()
     assert {loader.name for loader in phases.training.loaders} == {"training", "validation"}
     assert phases.training.loading_share == pytest.approx(0.3, abs=0.01)
     assert phases.validation.steps == 0
@@ -160,11 +158,9 @@ def test_two_loaders_in_turn_are_both_the_trainings():
 def test_of_an_endless_iterator_time_between_epochs_is_outside():
     story = Story()
     story.open()
-    for number in range(30):
-        story.draw(0.5)
-        story.train(0.5)
-        if number % 10 == 9:
-            story.rest(7)
+    for _ in range(3):
+        story.steps(10, 0.5, 0.5)
+        story.rest(7)
     phases = story.phases()
     assert phases.training.loading_share == pytest.approx(0.5, abs=0.02)
     assert phases.outside_s == pytest.approx(3 * 7)
@@ -174,9 +170,7 @@ def test_time_after_a_loop_was_left_is_outside_also_where_nobody_notices():
     story = Story()
     for _ in range(2):  # persistent workers keep the iterator
         story.open()
-        for _ in range(5):
-            story.draw(0.5)
-            story.train(0.5)
+        story.steps(5, 0.5, 0.5)
         story.rest(9)
     phases = story.phases()
     assert (phases.training.steps, phases.outside_s) == (8, 18)
@@ -199,22 +193,14 @@ def test_only_the_thread_that_trains_counts():
         (lambda story: None, "nothing"),
         (lambda story: story.epoch(1, 0.5, 0.5), "short"),
         # DALI trains, a DataLoader validates.
-        (
-            lambda story: [
-                (
-                    [story.train(0.1) for _ in range(30)],
-                    story.epoch(5, 0.9, 0.1, VALID, mark=None),
-                )
-                for _ in range(3)
-            ],
-            "loader",
-        ),
-        (
-            lambda story: [(story.draw(0.1, thread=BESIDE), story.train(0.1)) for _ in range(9)],
-            "thread",
-        ),
+        (lambda story: [
+            ([story.train(0.1) for _ in range(30)], story.epoch(5, 0.9, 0.1, VALID, mark=None))
+            for _ in range(3)
+        ], "loader"),
+        (lambda story: [(story.draw(0.1, thread=BESIDE), story.train(0.1)) for _ in range(9)],
+         "thread"),
     ],
-)
+)  # fmt: skip
 def test_a_training_whose_batches_were_not_seen_gets_no_phase(tell, unseen):
     story = Story()
     tell(story)
@@ -245,9 +231,7 @@ def test_code_that_makes_batches_in_the_training_thread_is_loading():
 def test_a_wait_that_brings_no_batch_does_not_count():
     story = Story()
     story.open()
-    for _ in range(3):
-        story.draw(0.5)
-        story.train(1.5)
+    story.steps(3, 0.5, 1.5)
     story.add("leave", 1000)
     training = story.phases().training
     assert (training.wait_s, training.step_s) == (1, 3)
@@ -303,9 +287,7 @@ def test_stretches_have_all_steps_of_the_training_and_their_waits():
 def test_a_long_training_has_few_stretches_of_equal_length():
     story = Story()
     story.open()
-    for _ in range(10_001):
-        story.draw(0.5)
-        story.train(1.5)
+    story.steps(10_001, 0.5, 1.5)
     stretches = story.phases().stretches
     assert 64 <= len(stretches) <= 128
     assert set(stretches) == {(128, 256.0)}
@@ -325,13 +307,7 @@ def test_stretches_have_the_epochs_of_loaders_that_are_made_anew(batches_per_upd
 
 
 def test_stretches_of_loaders_that_are_drawn_from_in_turn_have_the_time_of_both():
-    story = Story()
-    story.open(TRAIN)
-    story.open(VALID)
-    for _ in range(20):
-        story.draw(0.25, TRAIN)
-        story.draw(0.25, VALID)
-        story.train(1.5)
+    story = in_turn(0.25, 0.25, 1.5)
     story.add("end", 0.0, TRAIN)
     story.add("end", 0.0, VALID)
     phases = story.phases()
@@ -359,6 +335,5 @@ def test_asking_for_the_phases_changes_nothing():
             story.open()
             story.draw(1)
             story.rest(7)
-            if story is asked:
-                assert story.phases() == story.phases()
+            assert story is unasked or story.phases() == story.phases()
     assert asked.phases() == unasked.phases()

@@ -9,9 +9,10 @@ import psutil
 import pytest
 from photo_sets import KINDS, BrokenPhotos, Parsed, Photos
 from PIL import Image
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from labkit.diagnosis.probe import probe_stages
+from tests.diagnosis.made_sets import Made
 from tests.processes import PATIENCE_S
 
 SECONDS = 0.3
@@ -74,47 +75,23 @@ def test_a_sleep_is_waiting_whatever_another_thread_computes():
     assert slept.wait_s > 0.5 * slept.wall_s
 
 
-class Configured(Dataset):
-    """Reads and parses its configuration for every sample, in a transform."""
-
-    def __init__(self, file):
-        self.file = file
-        file.write_text(" ".join(map(str, range(400_000))))
-
-    def __len__(self):
-        return 64
-
-    def __getitem__(self, i):
-        self.file.read_bytes()
-        return configure(self.file)
-
-
 def configure(file):
     return len(file.read_text().split())
 
 
 def test_what_a_transform_reads_is_known_as_its_own(tmp_path):
-    found = probe_stages(DataLoader(Configured(tmp_path / "config")), seconds=SECONDS).stages
+    file = tmp_path / "config"
+    file.write_text(" ".join(map(str, range(400_000))))
+    # For every sample, once in a transform.
+    configured = Made(lambda _, i: (file.read_bytes(), configure(file))[1])
+    found = probe_stages(DataLoader(configured), seconds=SECONDS).stages
     assert {s.reader for s in found if s.kind == "read"} == {"", "test_probe.configure"}
 
 
-class Converted(Dataset):
-    """Arrays that pass through an image of PIL."""
-
-    pixels = np.zeros((2000, 2000, 3), np.uint8)
-
-    def __len__(self):
-        return 64
-
-    def __getitem__(self, i):
-        return self.through_pil(self.pixels)
-
-    def through_pil(self, pixels):
-        return np.array(Image.fromarray(pixels))
-
-
 def test_making_an_image_of_an_array_is_not_decoding():
-    found = probe_stages(DataLoader(Converted()), seconds=SECONDS).stages
+    array = np.zeros((2000, 2000, 3), np.uint8)
+    converted = Made(lambda _, i: np.array(Image.fromarray(array)))
+    found = probe_stages(DataLoader(converted), seconds=SECONDS).stages
     assert "PIL.fromarray" in {one.name for one in found if one.kind == "transform"}
 
 

@@ -11,21 +11,21 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 
 import labkit as lab
 from labkit.analysis.compare import Comparison
 from labkit.diagnosis import arms, loader_search
 from labkit.diagnosis.arms import Loop, Stopped
-from labkit.diagnosis.loader_search import Arguments, Tuned, search
+from labkit.diagnosis.loader_search import Arguments, Trials, Tuned, search
 from labkit.diagnosis.tune import LoaderTrials
 from labkit.machine import hardware, shared_memory
 from tests import warm_python
 from tests.diagnosis.json_keys import undocumented
+from tests.diagnosis.made_sets import Made, Stream
+from tests.diagnosis.scripts import TRAINING
 from tests.fake_clock import FakeClock
 
-ALL = frozenset(Arguments._fields)
-NO_WORKERS = Arguments(0)
 EQUAL = {"no difference", "no gain shown"}
 
 
@@ -33,15 +33,14 @@ EQUAL = {"no difference", "no gain shown"}
 
 
 @dataclass
-class FakeTrials:
+class FakeTrials(Trials):
     """Trials whose times are computed."""
 
     epoch_s: object
-    now: Arguments = NO_WORKERS
-    changeable: frozenset = ALL
+    now: Arguments = Arguments(0)  # noqa: RUF009 - it cannot be changed
+    changeable: frozenset = frozenset(Arguments._fields)
     most_workers: int = 4
     trial_s: float = 0.0
-    what: str = "DataLoader"
     no_room: object = lambda arguments: ""
     tried: list = field(default_factory=list)
     steps: list = field(default_factory=list)
@@ -61,15 +60,13 @@ class FakeTrials:
 
         yield trial
 
-    def as_given(self, changes):
-        return changes
 
-    def with_changes(self, changes):
-        return None
+def search_in(trials, budget_s=60.0):
+    return search(trials, budget_s=budget_s, say=lambda what: None)
 
 
 def tuned(epoch_s, budget_s=60.0, **how):
-    return search(FakeTrials(epoch_s, **how), budget_s=budget_s, say=lambda what: None)
+    return search_in(FakeTrials(epoch_s, **how), budget_s)
 
 
 def by_workers(arguments):
@@ -116,49 +113,12 @@ def test_nothing_is_changed_where_nothing_helps():
     assert set(result.unchanged.values()) <= EQUAL
 
 
-def test_several_arguments_are_changed_together():
-    def epoch_s(arguments):
-        return (
-            by_workers(arguments)
-            * (0.8 if arguments.persistent_workers else 1)
-            * (0.8 if arguments.prefetch_factor > 2 else 1)
-            * (0.9 if arguments.pin_memory else 1)
-        )
-
-    result = tuned(epoch_s)
-    assert result.changes == {
-        "num_workers": 3, "prefetch_factor": 8, "persistent_workers": True, "pin_memory": True,
-    }  # fmt: skip
-
-
-def test_the_order_is_kept_where_batches_ahead_help_as_much():
-    def epoch_s(arguments):
-        is_even = not arguments.in_order or arguments.prefetch_factor > 2
-        return 1.0 if arguments.num_workers < 2 or not is_even else 0.6
-
-    assert tuned(epoch_s).changes == {"num_workers": 2, "prefetch_factor": 8}
-
-    def needs_no_order(arguments):
-        return 1.0 if arguments.num_workers < 2 or arguments.in_order else 0.6
-
-    assert tuned(needs_no_order).changes == {"num_workers": 2, "in_order": False}
-
-
-def test_workers_that_take_long_to_start_are_kept():
-    def epoch_s(arguments):
-        return by_workers(arguments) + (arguments.num_workers > 0) * (
-            0.0 if arguments.persistent_workers else 1.0
-        )
-
-    assert tuned(epoch_s).changes == {"num_workers": 3, "persistent_workers": True}
-
-
 def test_what_has_no_room_is_left_out_with_its_reason():
     def no_room(arguments):
         return "no room" if arguments.num_workers * arguments.prefetch_factor > 6 else ""
 
     trials = FakeTrials(by_workers, no_room=no_room)
-    result = search(trials, budget_s=60.0, say=lambda what: None)
+    result = search_in(trials)
     assert result.changes == {"num_workers": 3}
     assert all(each.num_workers * each.prefetch_factor <= 6 for each in trials.tried)
     assert "Not tried, num_workers=4, persistent_workers=True, …: no room" in str(result)
@@ -175,17 +135,41 @@ def test_a_candidate_that_fails_is_left_out():
     assert "OSError: too many open files" in str(result)
 
 
-def test_no_workers_take_their_arguments_along():
-    now = Arguments(2, prefetch_factor=8, persistent_workers=True)
-    result = tuned(lambda arguments: 1.0 + arguments.num_workers, now=now)
-    assert result.changes == {
-        "num_workers": 0, "prefetch_factor": None, "persistent_workers": False,
-    }  # fmt: skip
+# What is tried -> seconds of an epoch, the arguments now, and what is changed.
+CHANGED = {
+    "several arguments are changed together": (
+        lambda a: by_workers(a) * 0.8**a.persistent_workers * 0.8 ** (a.prefetch_factor > 2)
+        * 0.9**a.pin_memory,
+        Arguments(0),
+        {"num_workers": 3, "prefetch_factor": 8, "persistent_workers": True, "pin_memory": True},
+    ),
+    "the order is kept where batches ahead help as much": (
+        lambda a: 0.6 if a.num_workers > 1 and (not a.in_order or a.prefetch_factor > 2) else 1.0,
+        Arguments(0), {"num_workers": 2, "prefetch_factor": 8},
+    ),
+    "the order is changed where nothing else helps": (
+        lambda a: 1.0 if a.num_workers < 2 or a.in_order else 0.6,
+        Arguments(0), {"num_workers": 2, "in_order": False},
+    ),
+    "workers that take long to start are kept": (
+        lambda a: by_workers(a) + (a.num_workers > 0 and not a.persistent_workers),
+        Arguments(0), {"num_workers": 3, "persistent_workers": True},
+    ),
+    "no workers take their arguments along": (
+        lambda a: 1.0 + a.num_workers, Arguments(2, prefetch_factor=8, persistent_workers=True),
+        {"num_workers": 0, "prefetch_factor": None, "persistent_workers": False},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("epoch_s", "now", "changes"), CHANGED.values(), ids=CHANGED)
+def test_what_is_fastest_is_chosen(epoch_s, now, changes):
+    assert tuned(epoch_s, now=now).changes == changes
 
 
 def test_only_what_can_be_changed_is_tried():
     trials = FakeTrials(by_workers, changeable=frozenset({"num_workers"}))
-    search(trials, budget_s=60.0, say=lambda what: None)
+    search_in(trials)
     assert {each._replace(num_workers=0) for each in trials.tried} == {Arguments(0)}
 
 
@@ -208,7 +192,7 @@ def test_a_budget_for_no_round_is_refused():
 )
 def test_fewer_numbers_of_workers_are_tried_where_a_trial_is_long(cores, trial_s, counts):
     trials = FakeTrials(by_workers, most_workers=cores, trial_s=trial_s)
-    result = search(trials, budget_s=60.0, say=lambda what: None)
+    result = search_in(trials)
     first_step = trials.steps[0]
     assert [*dict.fromkeys(each.num_workers for each in first_step)] == counts
     assert len(first_step) * trial_s <= 21.0
@@ -220,7 +204,7 @@ def test_fewer_numbers_of_workers_are_tried_where_a_trial_is_long(cores, trial_s
 
 def test_the_number_of_workers_now_is_tried_however_long_a_trial_is():
     trials = FakeTrials(by_workers, now=Arguments(6), most_workers=64, trial_s=6.9)
-    search(trials, budget_s=60.0, say=lambda what: None)
+    search_in(trials)
     assert [each.num_workers for each in trials.steps[0]] == [0, 6, 64]
 
 
@@ -285,6 +269,11 @@ def clock(monkeypatch):
     return clock
 
 
+def after(trial_s, clock):
+    """Times of trials that take some seconds each."""
+    return lambda arguments: clock.sleep(trial_s) or by_workers(arguments)
+
+
 @pytest.mark.parametrize("cores", [2, 16])
 @pytest.mark.parametrize("takes_s", TRIALS_S.values(), ids=TRIALS_S)
 def test_the_search_ends_with_its_budget_or_a_trial_later(clock, takes_s, cores):
@@ -302,11 +291,7 @@ def test_the_search_ends_with_its_budget_or_a_trial_later(clock, takes_s, cores)
 
 
 def test_time_is_kept_for_comparing_the_best_with_the_loader_as_it_is(clock):
-    def epoch_s(arguments):
-        clock.sleep(3.0)
-        return by_workers(arguments)
-
-    result = tuned(epoch_s, most_workers=2)
+    result = tuned(after(3.0, clock), most_workers=2)
     assert result.changes == {"num_workers": 2}
     assert result.compared.blocks >= 4
     reason = r"Not tried, .*: no time for it in budget_s=60; \d+ is enough for all"
@@ -314,13 +299,10 @@ def test_time_is_kept_for_comparing_the_best_with_the_loader_as_it_is(clock):
 
 
 def test_the_budget_that_is_called_enough_is_enough(clock):
-    def epoch_s(arguments):
-        clock.sleep(3.0)
-        return by_workers(arguments)
-
-    short = str(tuned(epoch_s, most_workers=2))
+    trial = after(3.0, clock)
+    short = str(tuned(trial, most_workers=2))
     enough_s = max(int(number) for number in re.findall(r"; (\d+) is enough for all", short))
-    assert "no time" not in str(tuned(epoch_s, budget_s=enough_s, most_workers=2))
+    assert "no time" not in str(tuned(trial, budget_s=enough_s, most_workers=2))
 
 
 def test_without_time_to_compare_nothing_is_recommended(clock):
@@ -360,35 +342,28 @@ def test_it_is_written_as_json():
 
 @pytest.fixture
 def short_trials(monkeypatch):
-    from labkit.diagnosis import diagnose, tune
-
-    monkeypatch.setattr(diagnose, "LEAST_BUDGET_S", 0.5)
-    monkeypatch.setattr(tune, "SHORTEST_STRETCH_S", 0.1)
+    monkeypatch.setattr("labkit.diagnosis.diagnose.LEAST_BUDGET_S", 0.5)
+    monkeypatch.setattr("labkit.diagnosis.tune.SHORTEST_STRETCH_S", 0.1)
     monkeypatch.setattr(arms, "FEWEST_STRETCH_STEPS", 4)
     monkeypatch.setattr(loader_search, "FEWEST_PAIRS", 3)
 
 
-class Waiting(Dataset):
+def waiting(wait_s=0.02, shape=(4,)):
     """Samples that come late and need no core."""
-
-    def __init__(self, wait_s=0.02, shape=(4,)):
-        self.wait_s, self.shape = wait_s, shape
-
-    def __len__(self):
-        return 200
-
-    def __getitem__(self, i):
-        time.sleep(self.wait_s)
-        return torch.zeros(self.shape)
+    return Made(lambda _, i: time.sleep(wait_s) or torch.zeros(shape), 200)
 
 
 def step(batch):
     time.sleep(0.001)
 
 
+def tune(data, step=step, budget_s=4, **how):
+    return lab.tune(DataLoader(data, 2), step, budget_s=budget_s, progress=False, **how)
+
+
 @pytest.mark.alone
 def test_samples_that_wait_get_more_workers(short_trials):
-    loader = DataLoader(Waiting(), batch_size=2)
+    loader = DataLoader(waiting(), batch_size=2)
     result = lab.tune(loader, step, budget_s=8, progress=False)
     assert result.changes["num_workers"] == hardware.cores()
     assert result.interval[0] > 1.3
@@ -398,9 +373,7 @@ def test_samples_that_wait_get_more_workers(short_trials):
 
 @pytest.mark.alone
 def test_a_slow_step_needs_no_change(short_trials):
-    loader = DataLoader(Waiting(0.0), batch_size=2)
-    result = lab.tune(loader, lambda batch: time.sleep(0.02), budget_s=8, progress=False)
-    assert result.changes == {}
+    assert tune(waiting(0.0), lambda batch: time.sleep(0.02), budget_s=8).changes == {}
 
 
 def test_the_model_and_random_numbers_stay_as_they_were(short_trials):
@@ -415,27 +388,37 @@ def test_the_model_and_random_numbers_stay_as_they_were(short_trials):
     torch.manual_seed(7)
     expected = torch.rand(3)
     torch.manual_seed(7)
-    loader = DataLoader(Waiting(0.001), batch_size=2, shuffle=True)
+    loader = DataLoader(waiting(0.001), batch_size=2, shuffle=True)
     how = {"model": model, "optimizer": optimizer, "progress": False}
     lab.tune(loader, train, budget_s=5, **how)
     assert torch.equal(torch.rand(3), expected)
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
 
 
-def test_workers_that_do_not_fit_into_shared_memory_are_not_tried(short_trials, monkeypatch):
-    usage = shutil._ntuple_diskusage(10_000_000, 0, 10_000_000)
+def limit_shared_memory(monkeypatch, free_bytes):
+    usage = shutil._ntuple_diskusage(free_bytes, 0, free_bytes)
     monkeypatch.setattr(shared_memory, "usage", lambda: usage)
-    loader = DataLoader(Waiting(0.001, shape=(500_000,)), batch_size=2)  # 4 MB a batch
-    result = lab.tune(loader, step, budget_s=4, progress=False)
+
+
+def test_workers_that_do_not_fit_into_shared_memory_are_not_tried(short_trials, monkeypatch):
+    limit_shared_memory(monkeypatch, 10_000_000)
+    result = tune(waiting(0.001, shape=(500_000,)))  # 4 MB a batch
     assert "/dev/shm must have room for 3 batches of 4.0 MB" in str(result)
     assert set(result.measured) == {"as it is"}
 
 
 def test_workers_that_do_not_fit_into_memory_are_not_tried(short_trials, monkeypatch):
     monkeypatch.setattr(hardware, "free_memory_bytes", lambda: 1000)
-    result = lab.tune(DataLoader(Waiting(0.001), batch_size=2), step, budget_s=4, progress=False)
+    result = tune(waiting(0.001))
     reason = r"num_workers=1, .*: 1 worker would take .* MB of memory, of which 1.0 KB is free"
     assert re.search(reason, str(result))
+
+
+def why_not_one_worker(sample_floats, ranks, monkeypatch):
+    """Return why one worker cannot be tried of each of some ranks."""
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
+    loop = Loop(DataLoader(waiting(0.001, shape=(sample_floats,)), batch_size=2), step)
+    return LoaderTrials(loop, device=None, budget_s=4).why_not(Arguments(1))
 
 
 @pytest.mark.parametrize(
@@ -446,22 +429,14 @@ def test_workers_that_do_not_fit_into_memory_are_not_tried(short_trials, monkeyp
     ],
 )
 def test_the_ranks_of_a_machine_share_its_shared_memory(ranks, reason, monkeypatch):
-    usage = shutil._ntuple_diskusage(20_000_000, 0, 20_000_000)
-    monkeypatch.setattr(shared_memory, "usage", lambda: usage)
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
-    loop = Loop(DataLoader(Waiting(0.001, shape=(500_000,)), batch_size=2), step)
-    trials = LoaderTrials(loop, device=None, budget_s=4)
-    why_not = trials.why_not(Arguments(1))
+    limit_shared_memory(monkeypatch, 20_000_000)
+    why_not = why_not_one_worker(500_000, ranks, monkeypatch)
     assert why_not.startswith(reason) and bool(why_not) == bool(reason)
 
 
 def test_the_ranks_of_a_machine_share_its_memory(monkeypatch):
     monkeypatch.setattr(hardware, "free_memory_bytes", lambda: 1000)
-    reasons = []
-    for ranks in ("1", "4"):
-        monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
-        loop = Loop(DataLoader(Waiting(0.001, shape=(5_000_000,)), batch_size=2), step)
-        reasons.append(LoaderTrials(loop, device=None, budget_s=4).why_not(Arguments(1)))
+    reasons = [why_not_one_worker(5_000_000, ranks, monkeypatch) for ranks in ("1", "4")]
     one, four = (re.search(r"would take ([\d.]+) ([MG])B of memory", text) for text in reasons)
     one, four = (float(n) * {"M": 1e6, "G": 1e9}[unit] for n, unit in (one.groups(), four.groups()))
     assert four / one == pytest.approx(4, rel=0.3)
@@ -505,12 +480,8 @@ def fail(batch):
         ([1, 2], step, "loader must be torch's DataLoader or a subclass of it, got [1, 2]; "),
         (DataLoader(Once()), step, "loader must have a data set that can be read again, got Once"),
         (DataLoader(OneGenerator()), step, "can be read again, got OneGenerator, whose iter() re"),
-        (
-            Uncopied(Waiting()),
-            step,
-            "loader must be one that can be copied, got TypeError: holds a connection; ",
-        ),
-        (DataLoader(Waiting()), None, "step must be a function of a batch, got None; "),
+        (Uncopied(waiting()), step, "one that can be copied, got TypeError: holds a connection; "),
+        (DataLoader(waiting()), None, "step must be a function of a batch, got None; "),
         (lab.Settings(), step, "step must be left out for settings, got <function ste"),
     ],
 )
@@ -522,76 +493,55 @@ def test_a_loader_that_cannot_be_tuned_is_one_line(loader, step, message):
 
 def test_too_short_a_budget_is_refused():
     with pytest.raises(ValueError, match="budget_s must be at least 5, got 1; the default is 60"):
-        lab.tune(DataLoader(Waiting()), step, budget_s=1)
+        lab.tune(DataLoader(waiting()), step, budget_s=1)
     message = r"budget_s must be at least \d+ to try \d+ sets"
     with pytest.raises(RuntimeError, match=message) as short:
-        lab.tune(DataLoader(Waiting(0.3)), step, budget_s=5, progress=False)
+        lab.tune(DataLoader(waiting(0.3)), step, budget_s=5, progress=False)
     assert "\n" not in str(short.value)
 
 
 def test_a_step_that_fails_is_one_line():
     message = "step must work on the loader's batches, got KeyError: 'image'; try step(next("
     with pytest.raises(RuntimeError, match=re.escape(message)) as error:
-        lab.tune(DataLoader(Waiting()), fail, progress=False)
+        lab.tune(DataLoader(waiting()), fail, progress=False)
     assert isinstance(error.value.__cause__, KeyError)
 
 
-class Broken(Waiting):
-    def __getitem__(self, i):
-        raise ValueError("broken file")
+def broken(_, i):
+    raise ValueError("broken file")
 
 
 def test_a_loader_that_fails_is_one_line():
     message = "loader must yield batches, got ValueError: broken file"
     with pytest.raises(RuntimeError, match=re.escape(message)):
-        lab.tune(DataLoader(Broken()), step, progress=False)
-
-
-class Duplicating(IterableDataset):
-    """Every worker yields all samples."""
-
-    def __iter__(self):
-        return iter([torch.full((4,), float(n)) for n in range(200)])
+        lab.tune(DataLoader(Made(broken)), step, progress=False)
 
 
 def test_workers_that_would_repeat_the_samples_are_not_tried(short_trials):
-    result = lab.tune(DataLoader(Duplicating(), 2), step, budget_s=4, progress=False)
-    assert "each worker would yield all samples of this IterableDataset" in str(result)
+    repeated = Stream(lambda: (torch.full((4,), float(n)) for n in range(200)))
+    assert "each worker would yield all samples of this IterableDataset" in str(tune(repeated))
 
 
 # --- scripts and settings ---------------------------------------------------------------------
 
-SCRIPT = """
-import time, torch
-from torch.utils.data import DataLoader, Dataset
-
-class Slow(Dataset):
-    def __len__(self):
-        return 400
-
-    def __getitem__(self, i):
-        time.sleep(0.005)
-        return torch.ones(8), i % 3
-
-model = torch.nn.Linear(8, 3)
-optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+EPOCHS = """
 for epoch in range(100):
-    for images, labels in DataLoader(Slow(), batch_size=4):
-        loss = torch.nn.functional.cross_entropy(model(images), labels)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+    for batch in loader():
+        step(batch)
     print("an epoch ended")
 """
 
 
+def tune_script(folder, text, *words):
+    script = folder / "train.py"
+    script.write_text(text)
+    return warm_python.run("-m", "labkit.diagnose", "--tune", *words, script, cwd=folder)
+
+
 @pytest.mark.alone
 def test_a_script_is_tuned_as_it_is(tmp_path):
-    script, saved = tmp_path / "train.py", tmp_path / "tuned.json"
-    script.write_text(SCRIPT)
-    done = warm_python.run(
-        "-m", "labkit.diagnose", "--tune", "--budget-s", "15", "--json", saved, script, cwd=tmp_path
-    )
+    saved, text = tmp_path / "tuned.json", TRAINING.replace("sleep(0.002)", "sleep(0.005)") + EPOCHS
+    done = tune_script(tmp_path, text, "--budget-s", "15", "--json", saved)
     assert done.returncode == 0, done.stderr[-2000:]
     cores = hardware.cores()
     assert f"DataLoader(..., num_workers={cores}" in done.stdout
@@ -603,11 +553,8 @@ def test_a_script_is_tuned_as_it_is(tmp_path):
 
 
 def test_a_script_whose_budget_is_too_short_gets_one_line(tmp_path):
-    script = tmp_path / "train.py"
-    script.write_text(SCRIPT.replace("sleep(0.005)", "sleep(0.3)"))
-    done = warm_python.run(
-        "-m", "labkit.diagnose", "--tune", "--budget-s", "5", script, cwd=tmp_path
-    )
+    text = TRAINING.replace("sleep(0.002)", "sleep(0.3)") + EPOCHS
+    done = tune_script(tmp_path, text, "--budget-s", "5")
     assert done.returncode == 1
     assert re.fullmatch(
         r"Tuning stopped: budget_s must be at least \d+ to try \d+ sets of arguments once, as each "
@@ -618,16 +565,10 @@ def test_a_script_whose_budget_is_too_short_gets_one_line(tmp_path):
 
 
 def test_a_script_that_cannot_be_tuned_gets_one_line(tmp_path):
-    script = tmp_path / "train.py"
-    text = SCRIPT.replace("(Dataset)", "(torch.utils.data.IterableDataset)")
-    text = text.replace(
-        "__len__(self):\n        return 400", "__iter__(self):\n        return self"
-    )
+    text = TRAINING.replace("(Dataset)", "(torch.utils.data.IterableDataset)") + EPOCHS
+    text = text.replace("__len__", "__iter__").replace("return 400", "return self")
     text = text.replace("__getitem__(self, i)", "__next__(self, i=0)")
-    script.write_text(text)
-    done = warm_python.run(
-        "-m", "labkit.diagnose", "--tune", "--budget-s", "5", script, cwd=tmp_path
-    )
+    done = tune_script(tmp_path, text, "--budget-s", "5")
     assert done.returncode == 1
     assert done.stdout.startswith("Tuning stopped: loader must have a data set that can be read")
     assert len(done.stdout.splitlines()) == 1

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 BATCH = 4
 MODEL = nn.Linear(12, 5)
 OPTIMIZER = torch.optim.SGD(MODEL.parameters(), lr=1e-3)
+ONES = torch.ones(BATCH, 3, 2, 2), torch.ones(BATCH, dtype=torch.long)  # a batch that is kept
 
 
 class Images(Dataset):
@@ -95,7 +96,7 @@ def slow_validation():
 def unseen_loader():
     for _ in range(3):
         for _ in range(30):
-            step((torch.ones(BATCH, 3, 2, 2), torch.ones(BATCH, dtype=torch.long)), 0.010)
+            step(ONES, 0.010)
         evaluate(loader(20, 0.020))
 
 
@@ -263,32 +264,27 @@ def hidden_thread():
         time.sleep(0.001)
 
 
+def put_all(batches, channel):
+    for batch in batches:
+        channel.put(batch)
+    channel.put(None)
+
+
+def in_a_queue(batches, size):
+    """Have a thread put batches into a queue, and None after the last one."""
+    channel = queue.Queue(size)
+    threading.Thread(target=put_all, args=(batches, channel)).start()
+    return channel
+
+
 def queues_in_a_row():
-    first, second = queue.Queue(2), queue.Queue(2)
-
-    def draw():
-        for batch in loader(120, 0.020):
-            first.put(batch)
-        first.put(None)
-
-    def pass_on():
-        while (batch := first.get()) is not None:
-            second.put((batch[0] + 1, batch[1]))
-        second.put(None)
-
-    for target in (draw, pass_on):
-        threading.Thread(target=target).start()
-    while (batch := second.get()) is not None:
-        step(batch, 0.010)
+    first = in_a_queue(loader(120, 0.020), 2)
+    changed = ((images + 1, labels) for images, labels in iter(first.get, None))
+    train(iter(in_a_queue(changed, 2).get, None), 0.010)
 
 
 def polled_queue():
-    held = queue.Queue(1)
-
-    def draw():
-        for batch in loader(80, 0.030):
-            held.put(batch)
-        held.put(None)
+    held = in_a_queue(loader(80, 0.030), 1)
 
     def batches():  # as MONAI's ThreadBuffer
         while True:
@@ -300,7 +296,6 @@ def polled_queue():
                 return
             yield batch
 
-    threading.Thread(target=draw).start()
     train(batches(), 0.020)
 
 
@@ -308,16 +303,14 @@ def own_process():
     context = torch.multiprocessing.get_context("fork")
     held = context.Queue(2)
 
-    def draw():
-        for _ in range(40):
+    def load():
+        for number in range(40):
             time.sleep(0.010)
-            held.put(1)
-        held.put(None)
+            yield number
 
-    context.Process(target=draw).start()
-    batch = torch.ones(BATCH, 3, 2, 2), torch.ones(BATCH, dtype=torch.long)
+    context.Process(target=lambda: put_all(load(), held)).start()
     while held.get() is not None:
-        step(batch, 0.005)
+        step(ONES, 0.005)
 
 
 def named_loader():
@@ -326,7 +319,7 @@ def named_loader():
     def batches():  # as DALI's
         for _ in range(80):
             time.sleep(0.020)
-            yield torch.ones(BATCH, 3, 2, 2), torch.ones(BATCH, dtype=torch.long)
+            yield ONES
 
     train(labkit.watch(batches()), 0.010)
 
