@@ -246,7 +246,7 @@ def _blocks(run: StoredRun, settings: Settings, *, has_more: bool) -> Iterator[s
                 f"{stored} and {settings.prefetcher}, got {getattr(settings, name)!r}"
             )
 
-    is_packed = settings.packing != "folder"
+    is_packed = read != "files"
     labels = "largest box" if has_boxes else "class folders"
     if has_boxes:
         yield "categories"
@@ -342,7 +342,7 @@ def _places(run: StoredRun, settings: Settings) -> dict[str, object]:
     """Return where the images lie, and the file of their boxes, where there is one."""
     data, folder = run.info.data, Path(settings.data)
     stored = source_folder(settings)
-    if settings.packing != "folder":
+    if READ[settings.packing] != "files":
         return {"FOLDER": stored}
     if settings.storage_format != "jpeg":  # labkit made it
         return {"FOLDER": stored / "images", "ANNOTATIONS": stored / ANNOTATIONS}
@@ -364,7 +364,7 @@ def _differences(run: StoredRun, settings: Settings) -> Iterator[str]:
     for name, sentences in SENTENCES.items():
         if getattr(settings, name) in sentences:
             yield sentences[getattr(settings, name)]
-    is_original = settings.packing == "folder" and settings.storage_format == "jpeg"
+    is_original = READ[settings.packing] == "files" and settings.storage_format == "jpeg"
     if "://" in settings.data:
         yield "The run copied its data from a URL: copy it, too, and change FOLDER."
     if not is_original:
