@@ -20,7 +20,7 @@ from labkit.photos.make import make_photos
 
 NOTEBOOK, EXPERIMENT = "04_preprocessing", "preprocessing"
 PICTURE = ROOT / "docs" / "form.png"
-WINDOW = {"width": 1440, "height": 1500}  # all of the form without scrolling
+WINDOW = {"width": 1440, "height": 1750}  # all of the form without scrolling
 
 
 def main() -> int:

@@ -30,7 +30,7 @@ from labkit.files import unused, write_whole
 from labkit.machine import hardware
 from labkit.panel import job
 from labkit.panel.earlier import EarlierRuns, status_of
-from labkit.panel.form import Form, row
+from labkit.panel.form import Form, help_line, row
 from labkit.report import recipe
 from labkit.report import run as runs
 from labkit.report.advise import GB, advise
@@ -310,6 +310,8 @@ class Panel:
         self._allow()
         if folders:
             self._show(folders[:1])
+        else:
+            self._put(help_line("The chart and the table of a run appear here."))
 
     # --- what is chosen ---------------------------------------------------------------------
 
