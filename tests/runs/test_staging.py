@@ -64,6 +64,12 @@ def stage(settings, said=None):
     return staged(place(settings), say=(said if said is not None else []).append)
 
 
+def refused(settings, message, error=Skip):
+    """Check that the data is not staged, with this reason."""
+    with pytest.raises(error, match=message):
+        stage(settings).__enter__()
+
+
 def data_bytes(data):
     return sum(path.stat().st_size for path in data.rglob("*") if path.is_file())
 
@@ -185,8 +191,8 @@ def test_a_killed_copy_has_only_whole_files_and_goes_on(lab, plain, memory):
 
 def test_a_file_that_is_gone_is_the_datas_fault_not_the_mediums(lab, data, memory):
     (data / "images" / "000000000003.jpg").unlink()
-    with pytest.raises(ValueError, match=r"data must be files that can be read, .*003\.jpg"):
-        stage(settings_for(data, str(memory))).__enter__()
+    message = r"data must be files that can be read, .*003\.jpg"
+    refused(settings_for(data, str(memory)), message, ValueError)
 
 
 def test_without_room_nothing_is_copied_and_the_numbers_are_told(lab, data):
@@ -194,8 +200,7 @@ def test_without_room_nothing_is_copied_and_the_numbers_are_told(lab, data):
         message = (
             r"small/labkit-data must have \d+(\.\d)? MB .*free for the data, got \S+ \SB; free"
         )
-        with pytest.raises(Skip, match=message):
-            stage(settings_for(data, str(small))).__enter__()
+        refused(settings_for(data, str(small)), message)
         assert list(small.rglob("*.jpg")) == []
 
 
@@ -204,8 +209,7 @@ def test_a_folder_with_somebody_elses_files_is_refused_and_left_alone(lab, plain
     copy = place(settings).storage.copy
     copy.mkdir(parents=True)
     (copy / "thesis.txt").write_text("mine")
-    with pytest.raises(Skip, match="must be empty or the lab's own copy, got other files in it"):
-        stage(settings).__enter__()
+    refused(settings, "must be empty or the lab's own copy, got other files in it")
     assert list(copy.iterdir()) == [copy / "thesis.txt"]
 
 
@@ -231,8 +235,7 @@ def test_memory_holds_a_private_copy_for_as_long_as_it_is_needed(tmpfs, data):
         assert place(tmpfs).reader.root.is_relative_to(copy)
         assert copy.stat().st_mode & 0o077 == 0
         # Another run would take it away from this one, or find it gone.
-        with pytest.raises(Skip, match="must be used by one run at a time, got another one that"):
-            stage(tmpfs).__enter__()
+        refused(tmpfs, "must be used by one run at a time, got another one that")
         assert_same_data(data, place(tmpfs).reader.root)
     assert list(copy.parent.glob(f"{copy.name}*")) == []
     (line,) = said  # not how to remove it: that is done
@@ -353,23 +356,19 @@ def test_a_folder_that_is_not_there_says_what_to_do(lab, data):
         f"hdd must be an existing directory, got {lab / 'gone'}; "
         "create it, mount the disk or correct labkit.toml"
     )
-    with pytest.raises(Skip, match=re.escape(message)):
-        stage(settings_for(data, "hdd")).__enter__()
+    refused(settings_for(data, "hdd"), re.escape(message))
 
 
 def test_a_folder_inside_the_data_is_refused(lab, data):
     with memory_mounted(data / "images" / "mounted") as inside:
         message = f"must lie outside the data, or the copy would be part of it, got {inside}"
-        with pytest.raises(Skip, match=re.escape(message)):
-            stage(settings_for(data, str(inside))).__enter__()
+        refused(settings_for(data, str(inside)), re.escape(message))
         assert list(inside.iterdir()) == []
 
 
 def test_an_unknown_storage_lists_the_choices_labkit_tomls_among_them(lab, data):
     (lab / "labkit.toml").write_text('[media]\nscratch = "."\ndata = "photos"\n')
     choices = ", ".join(sorted(["a folder's path", FORM, "scratch", *STORAGES]))
-    message = f"storage must be one of {choices}, got 'floppy'"
-    with pytest.raises(ValueError, match=re.escape(message)):
-        stage(settings_for(data, "floppy")).__enter__()
-    with pytest.raises(ValueError, match=r"storage must be one of .*, got 'data'"):
-        stage(settings_for(data, "data")).__enter__()
+    for name in ("floppy", "data"):
+        message = re.escape(f"storage must be one of {choices}, got '{name}'")
+        refused(settings_for(data, name), message, ValueError)
