@@ -12,6 +12,7 @@ import numpy as np
 import psutil
 import pytest
 from kernel import needs_fork
+from small import SMALL
 
 import labkit as lab
 from labkit.contracts import Skip
@@ -105,10 +106,6 @@ def test_it_waits_as_long_as_it_says_and_measures_that(files, monkeypatch):
 # --- from settings to batches ---------------------------------------------------------------
 
 FAR = "far_0ms_8000mbit"
-SMALL = {
-    "input_px": 64, "batch_size": 4, "images": 8, "num_workers": 2, "cache": "as found",
-    "preprocessor": "vectorized", "device": "cpu", "step": "nothing", "epochs": 1,
-}  # fmt: skip
 
 
 @pytest.fixture
@@ -122,8 +119,8 @@ def var(tmp_path, monkeypatch):
 
 
 def settings_for(data, **changes):
-    own = {"data": str(data), **SMALL, "storage": FAR, "multiprocessing_context": "fork", **changes}
-    return lab.Settings(**own)
+    own = {"data": str(data), "storage": FAR, "num_workers": 2, "multiprocessing_context": "fork"}
+    return lab.Settings(**{**SMALL, **own, **changes})
 
 
 def stage(settings):
