@@ -33,6 +33,8 @@ def test_a_number_may_be_given_as_text_as_a_form_does():
     chosen = lab.experiment("preprocessing", cache="50", gpu_images_per_s="300")
     assert {one.cache for one in chosen.settings.values()} == {50}
     assert {one.gpu_images_per_s for one in chosen.settings.values()} == {300}
+    added = lab.choose(OWN, ["pillow"], add=["gpu_images_per_s=500"])
+    assert added.settings["gpu_images_per_s=500"].gpu_images_per_s == 500
 
 
 def test_an_old_run_is_asked_for_with_todays_names():
@@ -89,11 +91,6 @@ def test_a_variant_of_ones_own_is_measured_once_in_every_mode():
             "pillow": None,
             "decoder=opencv": 0.9,
         }
-
-
-def test_a_variant_of_ones_own_may_have_a_gpu_of_any_speed():
-    chosen = lab.choose(OWN, ["pillow"], add=["gpu_images_per_s=500"])
-    assert chosen.settings["gpu_images_per_s=500"].gpu_images_per_s == 500
 
 
 LISTED = replace(OWN, variants={"pillow": lab.Settings(), **full_only({"opencv": lab.Settings()})})

@@ -143,7 +143,10 @@ def test_pixels_of_the_same_images_are_compared_whatever_the_order(photos, monke
     scaled = replace(whole, decoder="simplejpeg_scaled")
     expected = measure_psnr({"whole": whole, "scaled": scaled}, "whole")["scaled"]
     other = replace(scaled, loader="reversed")
-    for one, two in ((whole, other), (replace(whole, loader="reversed"), scaled)):
+    turned = replace(whole, loader="reversed")
+    variants = {"whole": whole, "reversed": turned}
+    assert compare_work(variants, "whole") == dict.fromkeys(variants, SAME)
+    for one, two in ((whole, other), (turned, scaled)):
         psnr_db = measure_psnr({"whole": one, "scaled": two}, "whole")
         assert psnr_db == {"scaled": pytest.approx(expected)}
 

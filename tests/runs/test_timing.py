@@ -55,6 +55,7 @@ def test_start_up_wait_forward_and_backward_are_told_apart():
     )
     assert epoch.epoch_s == 3 + 4 * (0.5 + 0.25 + 0.125)
     assert (epoch.startup_s, epoch.first_batch_s, epoch.wait_s) == (3.0, 3.5, 2.0)
+    assert epoch.arrivals_s == (3.5, 4.375, 5.25, 6.125)
     assert (epoch.forward_s, epoch.backward_s) == (1.0, 0.5)
     assert (epoch.transfer_s, epoch.sync_s) == (0.0, 0.0)
     assert (epoch.steps, epoch.images, epoch.batch_bytes) == (4, 32, 32)
@@ -72,14 +73,6 @@ def test_every_steps_wait_is_told_without_start_up_and_transfer(prefetcher):
     expected = {"none": (0.5, 0.5, 0.5, 0.5), "data_prefetcher": (1.0, 0.5, 0.5, 0.0)}
     assert epoch.waits_s == expected[prefetcher]
     assert sum(epoch.waits_s) == epoch.wait_s
-
-
-def test_every_batchs_arrival_is_told_from_the_start_of_the_epoch():
-    clock = FakeClock()
-    steps = {"forward": lambda batch: clock.sleep(0.25), "backward": None}
-    epoch, *_ = time_epoch(pipeline(clock, CpuDevice(), **steps), clock)
-    # 3 s of start-up; 0.5 s for every batch, after a step of 0.25 s.
-    assert epoch.arrivals_s == (3.5, 4.25, 5.0, 5.75)
 
 
 def test_a_simulated_epoch_ends_when_the_device_is_done():
