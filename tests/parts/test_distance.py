@@ -103,6 +103,16 @@ def test_it_waits_as_long_as_it_says_and_measures_that(files, monkeypatch):
         far.measure(*arguments)
 
 
+def test_the_round_trips_of_a_connection_are_not_the_links(files, monkeypatch):
+    far = at_distance("far_40ms_80mbit", files.paths[0].parent)
+    monkeypatch.setattr(distance, "_trip_s", lambda *asked: 0.04)
+    # All read a megabyte together, 0.1 s over the link, over connections that are new.
+    spans = lambda read, asked, how: [(1.0, 1.18)] * len(asked)  # noqa: E731
+    monkeypatch.setattr(distance, "measure_together", spans)
+    rates = far.measure(files, range(2), 2, "fork", 0.1)
+    assert [rate.delivered_per_s for rate in rates] == pytest.approx([25, 1e7, 1e7])
+
+
 # --- from settings to batches ---------------------------------------------------------------
 
 FAR = "far_0ms_8000mbit"

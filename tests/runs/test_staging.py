@@ -8,11 +8,12 @@ import signal
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack
-from dataclasses import replace
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+from fakes import fake_info
 from kernel import needs_fork, why_no_throttled_disk, why_not_evicted
 from places import assert_same_data, folder_in_memory, make_coco, memory_mounted, tree
 
@@ -23,9 +24,12 @@ from labkit.machine.media import describe_medium, write_media
 from labkit.parts.packing.folder import open_folder
 from labkit.parts.storage import STORAGES, slow_disk
 from labkit.parts.storage.distance import FORM
-from labkit.resolve import complete_here, open_reader, resolve
+from labkit.resolve import complete_here, open_reader, resolve, stored_folder
+from labkit.runs import staging
+from labkit.runs.active_run import ActiveRun
 from labkit.runs.packs import ensure_pack
 from labkit.runs.staging import staged
+from labkit.runs.store import create_run
 from labkit.settings import Settings
 from tests.processes import PATIENCE_S, KilledAfter
 
@@ -345,6 +349,32 @@ def test_a_copy_on_a_named_disk_stays_and_is_not_made_twice(lab, photos):
         with stage(settings, said) as facts:
             assert facts["copied_bytes"] == 0
         assert len(said) == 2
+
+
+def test_a_run_makes_room_for_all_that_lies_on_the_same_storage(data, tmp_path, monkeypatch):
+    variants = {
+        "files": settings_for(data, "here"),
+        "pack": replace(settings_for(data, "here"), packing="raw"),
+        "again": replace(settings_for(data, "here"), seed=1),
+        "elsewhere": settings_for(data, "modelled_ssd"),
+    }
+    asked = {}
+
+    @contextmanager
+    def noted(parts, *, others, **how):
+        asked[parts.settings.storage, parts.folder.name] = [other.folder.name for other in others]
+        yield {"hardware": parts.storage.hardware, "remark": "", "copied_bytes": None}
+
+    monkeypatch.setattr(staging, "staged", noted)
+    stored = {label: asdict(complete_here(chosen)) for label, chosen in variants.items()}
+    info = fake_info([*variants], variants=stored)
+    run = ActiveRun(create_run(tmp_path, info), info, parts={}, cancel=None, progress=False)
+    with ExitStack() as cleanup:
+        staging.stage(run, cleanup)
+    pack = stored_folder(variants["pack"]).name
+    assert asked == {
+        ("here", "photos"): [pack], ("here", pack): ["photos"], ("modelled_ssd", "photos"): [],
+    }  # fmt: skip
 
 
 # --- what cannot be -------------------------------------------------------------------------
