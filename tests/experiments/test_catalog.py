@@ -100,7 +100,9 @@ def needs_cuda(name):
     ],
 )
 def test_a_mode_repeats_and_does_not_change_the_work(many_photos, tmp_path, name, monkeypatch):
-    monkeypatch.setattr(loading, "why_not_installed", lambda *_: "")  # as where all libraries are
+    # As where all libraries are, and disks can be throttled.
+    monkeypatch.setattr(loading, "why_not_installed", lambda *_: "")
+    monkeypatch.setattr(check_run, "why_not_throttled", lambda reader: "")
     chosen = experiment(name, data=str(many_photos))
     quick, full = (
         check_run.check_run(chosen, mode, None, tmp_path)[0].variants for mode in ("quick", "full")

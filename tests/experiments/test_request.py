@@ -33,6 +33,8 @@ def test_a_number_may_be_given_as_text_as_a_form_does():
     chosen = lab.experiment("preprocessing", cache="50", gpu_images_per_s="300")
     assert {one.cache for one in chosen.settings.values()} == {50}
     assert {one.gpu_images_per_s for one in chosen.settings.values()} == {300}
+    added = lab.choose(OWN, ["pillow"], add=["gpu_images_per_s=500"])
+    assert added.settings["gpu_images_per_s=500"].gpu_images_per_s == 500
 
 
 def test_an_old_run_is_asked_for_with_todays_names():
@@ -78,27 +80,6 @@ def test_variants_can_be_left_out_and_the_baseline_changed():
     assert (list(again.variants), again.baseline) == (["opencv", "pillow"], "opencv")
 
 
-def test_a_published_time_of_no_variant_is_refused():
-    with pytest.raises(ValueError, match="published label must be one of a, got 'z'"):
-        with_published({"z": 0.9}, {"a": lab.Settings()})
-
-
-def test_a_variant_that_the_mode_does_not_measure_is_refused():
-    listed = replace(
-        OWN,
-        variants={"pillow": lab.Settings(), **full_only({"opencv": lab.Settings()})},
-    )
-    asked = Request(experiment=listed, variants=("pillow", "opencv"))
-    message = (
-        "variant must be one that quick mode measures (pillow), got 'opencv'; choose full mode, "
-        "or leave it out"
-    )
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        asked.build()
-    built = replace(asked, mode="full").build()
-    assert [label for label, one in built.variants.items() if one.full_only] == ["opencv"]
-
-
 def test_a_variant_of_ones_own_is_measured_once_in_every_mode():
     base = lab.Settings(decoder="pillow")
     in_full = with_published({"opencv": 0.9}, {"opencv": replace(base, decoder="opencv")})
@@ -112,51 +93,45 @@ def test_a_variant_of_ones_own_is_measured_once_in_every_mode():
         }
 
 
-def test_a_variant_of_ones_own_may_have_a_gpu_of_any_speed():
-    chosen = lab.choose(OWN, ["pillow"], add=["gpu_images_per_s=500"])
-    assert chosen.settings["gpu_images_per_s=500"].gpu_images_per_s == 500
+LISTED = replace(OWN, variants={"pillow": lab.Settings(), **full_only({"opencv": lab.Settings()})})
+TWICE = ("decoder=simplejpeg,num_workers=1", "num_workers=1,decoder=simplejpeg")
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("asked", "message"),
     [
-        ("decoder=pilow", "decoder must be one of kornia_rs, opencv, "),
-        ("gpu_images_per_s=rtx4090", "gpu_images_per_s must be one of resnet50_a100, "),
-        ("report_to=fiel", "report_to must be one of file, http_<delay>ms"),
-        ("checkpoint_to=nowhere", "checkpoint_to must be one of a folder's path, here, "),
-        ("exchange=100gbit", "exchange must be one of <n>mbit, as 100mbit, all_reduce, "),
-    ],
-)
-def test_a_variant_with_an_unknown_name_is_refused_when_it_is_added(changes, message):
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
-        lab.choose(OWN, add=[changes])
-
-
-def test_a_variant_of_ones_own_that_is_there_already_is_refused():
-    twice = ("decoder=simplejpeg,num_workers=1", "num_workers=1,decoder=simplejpeg")
-    message = f"variant must differ from all others, got {twice[1]!r}, which is {twice[0]!r}"
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        Request(experiment=OWN, added=twice).build()
-    message = "variant must differ from all others, got 'decoder=opencv', which is 'opencv'"
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        lab.choose(OWN, add=["decoder=opencv"])
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        (
-            {"variants": ("opencv",)},
-            "baseline must be one of the chosen variants (opencv), got 'pillow'; "
-            "choose it too, or take another baseline",
-        ),
-        (
-            {"variants": ("pillow", "turbo")},
-            "variant must be one of opencv, pillow, simplejpeg, got 'turbo'",
-        ),
+        ({"variants": ("opencv",)}, "baseline must be one of the chosen variants (opencv), got "
+         "'pillow'; choose it too, or take another baseline"),
         ({"baseline": "turbo"}, "baseline must be one of the chosen variants"),
+        ({"variants": ("pillow", "turbo")},
+         "variant must be one of opencv, pillow, simplejpeg, got 'turbo'"),
+        ({"experiment": LISTED, "variants": ("pillow", "opencv")}, "variant must be one that quick "
+         "mode measures (pillow), got 'opencv'; choose full mode, or leave it out"),
+        ({"added": ("decoder=opencv",)},
+         "variant must differ from all others, got 'decoder=opencv', which is 'opencv'"),
+        ({"added": TWICE},
+         f"variant must differ from all others, got {TWICE[1]!r}, which is {TWICE[0]!r}"),
+        ({"added": ("decoder=pilow",)}, "decoder must be one of kornia_rs, opencv, "),
+        ({"added": ("gpu_images_per_s=rtx4090",)},
+         "gpu_images_per_s must be one of resnet50_a100, "),
+        ({"added": ("report_to=fiel",)}, "report_to must be one of file, http_<delay>ms"),
+        ({"added": ("checkpoint_to=nowhere",)},
+         "checkpoint_to must be one of a folder's path, here, "),
+        ({"added": ("exchange=100gbit",)},
+         "exchange must be one of <n>mbit, as 100mbit, all_reduce, "),
     ],
-)
-def test_what_cannot_be_asked_for_is_refused_in_words(given, message):
+    ids=str,
+)  # fmt: skip
+def test_what_cannot_be_asked_for_is_refused_in_words(asked, message):
     with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
-        Request(**{"experiment": OWN, **given}).build()
+        Request(**{"experiment": OWN, **asked}).build()
+
+
+def test_what_only_full_mode_measures_can_be_asked_for_there():
+    built = Request(experiment=LISTED, variants=("pillow", "opencv"), mode="full").build()
+    assert [label for label, one in built.variants.items() if one.full_only] == ["opencv"]
+
+
+def test_a_published_time_of_no_variant_is_refused():
+    with pytest.raises(ValueError, match="published label must be one of a, got 'z'"):
+        with_published({"z": 0.9}, {"a": lab.Settings()})

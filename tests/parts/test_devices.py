@@ -67,11 +67,9 @@ def test_a_host_keeps_its_core_busy_while_it_waits_unless_it_sleeps(sleeps):
 
 def test_the_host_cannot_run_further_ahead_than_the_launch_queue():
     device, clock = make()
-    for _ in range(3):
+    for launched_s in (0.0, 0.0, 0.0, 1.0):
         device.compute(1)
-    assert clock.now() == 0.0
-    device.compute(1)
-    assert clock.now() == 1.0
+        assert clock.now() == launched_s
 
 
 def test_waiting_for_a_step_does_not_wait_for_the_next_copy():
@@ -94,23 +92,22 @@ class LateClock(FakeClock):
             super().spin_until(deadline_s + self.late_s)
 
 
-def utilization_of_ten_steps(late_s):
+@pytest.mark.parametrize(
+    ("late_s", "utilization"),
+    [
+        # Only the last time counts: nothing comes after it that could make up for it.
+        (0.0005, 0.1 / 0.1005),
+        # Each step starts 4 ms late, of which 1 ms is not charged.
+        (0.004, 0.1 / (10 * 0.014 - 9 * 0.001)),
+    ],
+)
+def test_only_a_host_that_was_held_up_slows_the_device(late_s, utilization):
     clock = LateClock(late_s)
     device = SimulatedGpu(replace(PROFILE, gpu_images_per_s=100.0), clock)
     for _ in range(10):
         device.compute(1)
         device.synchronize()
-    return device.compute_s / clock.now()
-
-
-def test_a_host_that_goes_on_a_little_late_does_not_slow_the_device():
-    # Only the last time counts: nothing comes after it that could make up for it.
-    assert utilization_of_ten_steps(0.0005) == pytest.approx(0.1 / 0.1005)
-
-
-def test_a_host_that_was_held_up_does_slow_the_device():
-    # Each step starts 4 ms late, of which 1 ms is not charged.
-    assert utilization_of_ten_steps(0.004) == pytest.approx(0.1 / (10 * 0.014 - 9 * 0.001))
+    assert device.compute_s / clock.now() == pytest.approx(utilization)
 
 
 def test_a_host_that_goes_on_a_little_late_launches_in_full_while_the_device_computes():

@@ -12,6 +12,7 @@ import numpy as np
 import psutil
 import pytest
 from kernel import needs_fork
+from small import SMALL
 
 import labkit as lab
 from labkit.contracts import Skip
@@ -102,13 +103,19 @@ def test_it_waits_as_long_as_it_says_and_measures_that(files, monkeypatch):
         far.measure(*arguments)
 
 
+def test_the_round_trips_of_a_connection_are_not_the_links(files, monkeypatch):
+    far = at_distance("far_40ms_80mbit", files.paths[0].parent)
+    monkeypatch.setattr(distance, "_trip_s", lambda *asked: 0.04)
+    # All read a megabyte together, 0.1 s over the link, over connections that are new.
+    spans = lambda read, asked, how: [(1.0, 1.18)] * len(asked)  # noqa: E731
+    monkeypatch.setattr(distance, "measure_together", spans)
+    rates = far.measure(files, range(2), 2, "fork", 0.1)
+    assert [rate.delivered_per_s for rate in rates] == pytest.approx([25, 1e7, 1e7])
+
+
 # --- from settings to batches ---------------------------------------------------------------
 
 FAR = "far_0ms_8000mbit"
-SMALL = {
-    "input_px": 64, "batch_size": 4, "images": 8, "num_workers": 2, "cache": "as found",
-    "preprocessor": "vectorized", "device": "cpu", "step": "nothing", "epochs": 1,
-}  # fmt: skip
 
 
 @pytest.fixture
@@ -122,8 +129,8 @@ def var(tmp_path, monkeypatch):
 
 
 def settings_for(data, **changes):
-    own = {"data": str(data), **SMALL, "storage": FAR, "multiprocessing_context": "fork", **changes}
-    return lab.Settings(**own)
+    own = {"data": str(data), "storage": FAR, "num_workers": 2, "multiprocessing_context": "fork"}
+    return lab.Settings(**{**SMALL, **own, **changes})
 
 
 def stage(settings):

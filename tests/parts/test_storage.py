@@ -13,8 +13,11 @@ import subprocess
 import sys
 import tempfile
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 from kernel import (
     needs_fork,
@@ -28,7 +31,7 @@ from places import folder_in_memory
 from labkit.contracts import Skip
 from labkit.machine import page_cache
 from labkit.machine.media import write_media
-from labkit.parts.storage import STORAGES
+from labkit.parts.storage import STORAGES, cache_state
 from labkit.parts.storage.cache_state import make_cold, make_warm, prepare, prove
 from labkit.thresholds import COLD_MAX_SHARE, WARM_MIN_SHARE
 from tests.processes import PATIENCE_S
@@ -106,6 +109,38 @@ def test_bytes_read_by_worker_processes_count_however_they_end(files, how):
     worker.join()
     total_bytes = len(files) * FILE_BYTES
     assert 0.98 * total_bytes <= proof["device_read_bytes"] <= 1.2 * total_bytes
+
+
+ZOMBIE, GONE = psutil.ZombieProcess(7), psutil.NoSuchProcess(7)
+
+
+@pytest.mark.parametrize(
+    ("processes", "are_fetches_counted", "read"),
+    [
+        ([(150, 70)], True, (50, 20)),
+        ([(150, 70)], False, (50, None)),
+        ([(100, 60), (50, 10)], True, (50, 20)),
+        ([(150, 70), GONE], True, (50, 20)),
+        # What others read is not known: a part of it would be no proof.
+        ([(150, 70), ZOMBIE], True, (None, None)),
+        ([(150, 70), psutil.AccessDenied(7)], True, (None, None)),
+        ([(90, 70)], True, (None, 20)),  # a child took its counts along
+    ],
+    ids=str,
+)
+def test_bytes_are_unknown_where_those_of_a_process_are(
+    tmp_path, monkeypatch, processes, are_fetches_counted, read
+):
+    def counters(counts):
+        if isinstance(counts, Exception):
+            raise counts
+        return SimpleNamespace(read_chars=counts[0], read_bytes=counts[1])
+
+    fakes = [SimpleNamespace(io_counters=partial(counters, counts)) for counts in processes]
+    monkeypatch.setattr(cache_state, "lowest_first", lambda: fakes)
+    proof = {"read_before": (100, 50), "are_fetches_counted": are_fetches_counted}
+    proof = prove(make_files(tmp_path, count=1), proof)
+    assert (proof["logical_read_bytes"], proof["device_read_bytes"]) == read
 
 
 def test_a_file_that_someone_has_mapped_skips_cold_with_numbers(files):

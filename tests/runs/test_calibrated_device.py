@@ -102,34 +102,34 @@ def test_all_runs_take_the_device_that_is_kept_and_name_it(calibrated, photos):
     assert speeds == {device.device_images_per_s}
 
 
-def test_another_machine_and_another_input_size_are_measured_anew(calibrated, photos, tmp_path):
-    device, results = calibrated
-    (kept,) = json.loads((results / FILE).read_text())
-    elsewhere = [{**kept, "machine_id": "another"}, {**kept, "input_px": 128}]
+@pytest.fixture
+def kept(calibrated):
+    """The calibrated device as it is stored."""
+    (stored,) = json.loads((calibrated[1] / FILE).read_text())
+    return stored
+
+
+def ask_for(photos, results, say=str):
+    """The device that a run takes; nothing can be measured with the rates that conftest gives."""
+    settings = Settings(data=str(photos), input_px=64)
+    return device_of(settings, results, ask=print, say=say, progress=False)
+
+
+def test_another_machine_and_another_input_size_are_measured_anew(kept, photos, tmp_path):
+    elsewhere, said = [{**kept, "machine_id": "another"}, {**kept, "input_px": 128}], []
     (tmp_path / FILE).write_text(json.dumps(elsewhere))
-    compare(photos, tmp_path, {"a": {}}, base=SIMULATED)
+    ask_for(photos, tmp_path, said.append)
     *others, own = json.loads((tmp_path / FILE).read_text())
     assert others == elsewhere
     assert own["machine_id"] == hardware.provenance().machine_id
-    assert own["measured_utc"] >= device.measured_utc
-
-
-def test_speeds_of_another_machine_are_said_not_to_be_used(calibrated, photos, tmp_path):
-    _, results = calibrated
-    (kept,) = json.loads((results / FILE).read_text())
-    (tmp_path / FILE).write_text(json.dumps([{**kept, "machine_id": "another"}]))
-    settings, said = Settings(data=str(photos), input_px=64), []
-    device_of(settings, tmp_path, ask=print, say=said.append, progress=False)
+    assert own["measured_utc"] >= kept["measured_utc"]
     assert f"{FILE} also holds speeds of other machines, which are not used here" in said
 
 
-def test_a_device_that_an_earlier_version_kept_is_used(calibrated, photos, tmp_path):
-    device, results = calibrated
-    (kept,) = json.loads((results / FILE).read_text())
+def test_a_device_that_an_earlier_version_kept_is_used(calibrated, kept, photos, tmp_path):
     earlier = {"manifest_hash" if name == "data_hash" else name: x for name, x in kept.items()}
     (tmp_path / FILE).write_text(json.dumps([earlier]))
-    settings = Settings(data=str(photos), input_px=64)
-    assert device_of(settings, tmp_path, ask=print, progress=False) == device
+    assert ask_for(photos, tmp_path) == calibrated[0]
 
 
 def test_data_sets_without_a_manifest_are_told_apart(photos, tmp_path):
@@ -137,7 +137,7 @@ def test_data_sets_without_a_manifest_are_told_apart(photos, tmp_path):
         (tmp_path / str(images)).mkdir()
         for path in sorted(photos.glob("**/*.jpg"))[:images]:
             shutil.copy(path, tmp_path / str(images))
-        lab.calibrate(str(tmp_path / str(images)), 64, results=tmp_path, progress=False)
+        ask_for(tmp_path / str(images), tmp_path)
     first, second = json.loads((tmp_path / FILE).read_text())
     assert first["data_hash"] != second["data_hash"]
 
@@ -152,11 +152,8 @@ def test_data_sets_without_a_manifest_are_told_apart(photos, tmp_path):
     ],
     ids=str,
 )  # fmt: skip
-def test_a_broken_file_is_refused_before_anything_is_measured(
-    content, calibrated, photos, tmp_path
-):
+def test_a_broken_file_is_refused_before_anything_is_measured(content, kept, photos, tmp_path):
     if isinstance(content, dict):
-        (kept,) = json.loads((calibrated[1] / FILE).read_text())
         content = json.dumps([{**kept, **content}])
     (tmp_path / FILE).write_text(content)
     experiment, how = lab.experiment("workers", data=str(photos)), {"results": tmp_path}

@@ -58,6 +58,14 @@ def test_the_first_batches_do_not_count(workers):
     assert rate == 1.0
 
 
+def test_short_epochs_are_repeated_until_enough_of_them_has_counted():
+    clock = FakeClock()
+    chosen = pipeline(clock, [0.5] * 10, workers=2)
+    time_arrivals(chosen, clock, seconds=40.0)
+    # Of an epoch the eight batches after the first round count, 4 s each.
+    assert chosen.source.order.epoch == 2
+
+
 @pytest.mark.parametrize("gaps_s", [[0.0, 10.0], [10.0, 0.0]], ids=["together", "in turn"])
 def test_workers_that_deliver_at_once_are_counted_over_whole_rounds(gaps_s):
     clock = FakeClock()

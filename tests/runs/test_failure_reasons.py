@@ -8,16 +8,14 @@ from labkit.runs.failure_reasons import is_out_of_gpu_memory, out_of_memory
 from labkit.settings import Settings
 
 
-def test_fewer_workers_are_no_advice_where_the_gpus_memory_ran_out(photos):
+def test_the_reason_names_what_ran_out_and_what_helps(photos):
     error = RuntimeError("CUDA out of memory. Tried to allocate 20.00 GiB")
     settings = completed(data=str(photos), batch_size=8, preprocessor="classification")
     reason = out_of_memory(error, settings)
     words = "batch_size must leave room in the GPU's memory, got 8 (393 KB a batch)"
     assert reason.startswith(words)
-    assert "workers" not in reason
-
-
-def test_memory_that_ran_out_in_an_operation_is_no_question_of_batches():
+    assert "workers" not in reason  # fewer are of no use there
+    # Of an operation alone no batch is to blame.
     assert out_of_memory(MemoryError("Unable to allocate 1 TiB"), Settings()) == ""
 
 

@@ -12,23 +12,21 @@ DEPENDS_ON = {"check": "rates", "kernel": "6.1", "readers": 2}
 CHECK = KeptCheck(depends_on=DEPENDS_ON, result=[1, 2], checked_utc="2026-01-02T03:04:05Z")
 
 
-def test_a_check_is_found_by_what_it_depends_on(tmp_path):
-    keep(tmp_path, CHECK)
-    assert find_kept(tmp_path, DEPENDS_ON) == CHECK
+LATER = KeptCheck(depends_on=DEPENDS_ON, result=[3], checked_utc="2027-01-02T03:04:05Z")
+
+
+def test_a_check_is_found_by_what_it_depends_on_and_a_later_one_replaces_it(tmp_path):
+    other = KeptCheck(depends_on={"check": "images"}, result=[], checked_utc="")
+    for check in (CHECK, other):
+        keep(tmp_path, check)
+        assert find_kept(tmp_path, check.depends_on) == check
     for changed in ({"kernel": "6.2"}, {"readers": 4}, {"more": ""}):
         assert find_kept(tmp_path, DEPENDS_ON | changed) is None
-    (stored,) = json.loads((tmp_path / FILE).read_text())
-    assert stored["depends_on"] == DEPENDS_ON
-
-
-def test_a_later_check_of_the_same_replaces_the_earlier_one(tmp_path):
-    other = KeptCheck(depends_on={"check": "images"}, result=[], checked_utc="")
-    later = KeptCheck(depends_on=DEPENDS_ON, result=[3], checked_utc="2027-01-02T03:04:05Z")
-    for check in (CHECK, other, later):
-        keep(tmp_path, check)
-    assert find_kept(tmp_path, DEPENDS_ON) == later
-    assert find_kept(tmp_path, {"check": "images"}) == other
-    assert len(json.loads((tmp_path / FILE).read_text())) == 2
+    keep(tmp_path, LATER)
+    assert find_kept(tmp_path, DEPENDS_ON) == LATER
+    assert find_kept(tmp_path, other.depends_on) == other
+    stored = json.loads((tmp_path / FILE).read_text())
+    assert [each["depends_on"] for each in stored] == [other.depends_on, DEPENDS_ON]
 
 
 @pytest.mark.parametrize(
@@ -46,8 +44,7 @@ def test_nothing_is_kept_beside_parts_of_the_users_own(tmp_path, monkeypatch):
     keep(tmp_path, CHECK)
     monkeypatch.setitem(lab.DECODERS, "mine", lambda jpeg: None)
     assert find_kept(tmp_path, DEPENDS_ON) is None
-    later = KeptCheck(depends_on=DEPENDS_ON, result=[3], checked_utc="")
-    keep(tmp_path, later)
+    keep(tmp_path, LATER)
     assert json.loads((tmp_path / FILE).read_text())[0]["result"] == CHECK.result
 
 

@@ -138,39 +138,35 @@ def own(monkeypatch, log):
         monkeypatch.setitem(DECODERS, name, decode)
 
 
-@needs_fork
-def test_a_killed_loader_worker_fails_the_trial_in_words(launcher, own, photos):
+NO_RESULT = "the trial's process ended without a result"
+# A decoder -> what is raised for it, and the reason.
+ENDS = {
+    "is_killed_after_its_answer": (None, ""),
+    "is_killed_within_its_answer": (TrialKilled, "the trial's process was killed by SIGKILL"),
+    "leaves_without_an_answer": (TrialKilled, f"{NO_RESULT}; see worker.log"),
+    # As when torch tells of a killed worker while the first error is being answered.
+    "raises_what_cannot_be_told": (TrialKilled, NO_RESULT),
     # In a sample: killed while it sends a batch, it breaks the connection, in other words.
-    with pytest.raises(TrialKilled, match=r"DataLoader worker.*use fewer workers"):
-        measure(launcher, photos, decoder="kills_its_worker")
+    "kills_its_worker": (TrialKilled, r"DataLoader worker.*use fewer workers"),
+    "fails": (TrialFailed, r"^RuntimeError: no such colour$"),
+}
 
 
 @needs_fork
-@pytest.mark.parametrize(
-    ("decoder", "message"),
-    [
-        ("is_killed_after_its_answer", ""),
-        ("is_killed_within_its_answer", "the trial's process was killed by SIGKILL"),
-        ("leaves_without_an_answer", "the trial's process ended without a result; see worker.log"),
-        # As when torch tells of a killed worker while the first error is being answered.
-        ("raises_what_cannot_be_told", "the trial's process ended without a result"),
-    ],
-)
-def test_whenever_a_trial_ends_the_next_has_its_own_answer(launcher, own, photos, decoder, message):
-    mine = {"decoder": decoder, "num_workers": 0}
-    if message:
-        with pytest.raises(TrialKilled, match=message):
+@pytest.mark.parametrize("decoder", ENDS)
+def test_however_a_trial_ends_its_reason_is_one_line_and_the_next_has_its_own_answer(
+    launcher, own, log, photos, decoder
+):
+    error, reason = ENDS[decoder]
+    mine = {"decoder": decoder, "num_workers": int(decoder == "kills_its_worker")}
+    if error:
+        with pytest.raises(error, match=reason):
             measure(launcher, photos, **mine)
     else:
         assert measure(launcher, photos, **mine)["epochs"][0]["images"] == 24
-    for images in (8, 16):
-        assert measure(launcher, photos, images=images)["epochs"][0]["images"] == images
-
-
-def test_a_failed_trial_is_one_line_and_its_traceback_is_in_the_log(launcher, own, log, photos):
-    with pytest.raises(TrialFailed, match=r"^RuntimeError: no such colour$"):
-        measure(launcher, photos, decoder="fails", num_workers=0)
-    assert re.search(r"Traceback.*in fails", log.read_text(), re.DOTALL)
+    assert measure(launcher, photos, images=8)["epochs"][0]["images"] == 8
+    if decoder == "fails":
+        assert re.search(r"Traceback.*in fails", log.read_text(), re.DOTALL)
 
 
 def test_the_users_own_decoder_reaches_spawned_loader_workers(launcher, own, log, photos):

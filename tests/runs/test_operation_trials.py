@@ -116,10 +116,11 @@ def test_a_view_is_not_a_finished_crop(picture):
     assert apart == "output must be contiguous, got a strided view"
 
 
-def test_other_work_fails_and_a_missing_library_is_skipped(photos, monkeypatch):
-    def missing(pixels):
-        raise ImportError("pip install it")
+def missing(pixels):
+    raise ImportError("pip install it")
 
+
+def test_other_work_fails_and_a_missing_library_is_skipped(photos, monkeypatch):
     table = {
         ("crop", "first"): Operation(lambda p: p.pixels, np.copy),
         ("crop", "same"): Operation(lambda p: p.pixels, np.copy),
@@ -179,39 +180,27 @@ def test_nothing_is_collected_while_timing_and_the_collector_is_left_as_it_was()
     assert gc.isenabled()
 
 
-def planned_of(tasks, baseline, blocks=2):
-    """Each task once a block, the baseline twice."""
-    labels = [(baseline, "A1"), *((label, "") for label in tasks if label != baseline)]
-    labels.append((baseline, "A2"))
-    return [
-        {"block": block, "position": position, "variant": label, "role": role}
-        for block in range(blocks)
-        for position, (label, role) in enumerate(labels)
-    ]
-
-
-def test_a_group_is_timed_round_by_round_in_the_order_planned(photos):
+@pytest.mark.parametrize("is_there", [True, False], ids=["baseline", "no baseline"])
+def test_a_group_is_timed_round_by_round_in_the_order_planned_with_its_baseline(
+    photos, monkeypatch, is_there
+):
+    if not is_there:
+        broken = Operation(lambda picture: picture.pixels, missing)
+        monkeypatch.setitem(operations.OPERATIONS, ("crop", "pillow"), broken)
     tasks = tasks_of([("crop", "pillow"), ("crop", "numpy")])
-    planned = planned_of(tasks, "crop pillow")
-    timed_group = time_operations(lab.Settings(data=str(photos)), tasks, planned, seconds=0.001)
-    assert timed_group["verdicts"] == dict.fromkeys(tasks, ("ok", ""))
-    assert [(t.block, t.position, t.variant, t.role) for t in timed_group["trials"]] == [
-        (t["block"], t["position"], t["variant"], t["role"]) for t in planned
+    order = [("crop pillow", "A1"), ("crop numpy", ""), ("crop pillow", "A2")]
+    planned = [
+        {"block": block, "position": position, "variant": label, "role": role}
+        for block in range(2)
+        for position, (label, role) in enumerate(order)
     ]
-    for trial in timed_group["trials"]:
+    group = time_operations(lab.Settings(data=str(photos)), tasks, planned, seconds=0.001)
+    verdict = ("ok", "") if is_there else ("skipped", "pip install it")
+    assert group["verdicts"] == {"crop pillow": verdict, "crop numpy": ("ok", "")}
+    names = ("block", "position", "variant", "role")
+    timed = [{name: getattr(trial, name) for name in names} for trial in group["trials"]]
+    assert timed == (planned if is_there else [])
+    for trial in group["trials"]:
         assert trial.calls * trial.image_s > 0.0005
         assert trial.labels == {"input": "in memory", "threads": "1"}
         assert "steal_share" in trial.disturbance
-
-
-def test_without_its_baseline_a_group_is_not_timed(photos, monkeypatch):
-    def missing(pixels):
-        raise ImportError("pip install it")
-
-    broken = Operation(lambda picture: picture.pixels, missing)
-    monkeypatch.setitem(operations.OPERATIONS, ("crop", "pillow"), broken)
-    tasks = tasks_of([("crop", "pillow"), ("crop", "numpy")])
-    planned = planned_of(tasks, "crop pillow")
-    timed_group = time_operations(lab.Settings(data=str(photos)), tasks, planned, seconds=0.001)
-    assert timed_group["verdicts"]["crop pillow"] == ("skipped", "pip install it")
-    assert timed_group["trials"] == []

@@ -5,6 +5,7 @@ import re
 import shutil
 import signal
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -20,8 +21,9 @@ from labkit.jpeg import read_size_px
 from labkit.parts.packing import PACKINGS
 from labkit.parts.preprocessing import Preprocessor
 from labkit.pipeline import first_batch
-from labkit.resolve import complete_here, open_reader, resolve, source_folder
+from labkit.resolve import complete_here, original, resolve, source_folder
 from labkit.runs import packs
+from labkit.runs.check_images import find_bad_images
 from labkit.runs.packs import ensure_pack
 from labkit.settings import Settings
 from tests.processes import AfterLooks, KilledAfter
@@ -107,28 +109,62 @@ def test_of_two_processes_that_want_the_same_pack_one_makes_it(data):
     assert sum("packed" in line for line in lines) == 1
 
 
-def test_a_pack_of_data_that_changed_or_by_another_decoder_is_made_again(photos, tmp_path):
-    tree = shutil.copytree(photos / "images", tmp_path / "tree")
+SPOILT = {
+    **{name: lambda pack, name=name: (pack / name).write_bytes(b"{")
+       for name in ("images.raw", "index.npz", "manifest.json")},
+    "cut": lambda pack: (pack / "images.raw").write_bytes((pack / "images.raw").read_bytes()[:-1]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("spoilt", SPOILT)
+def test_a_pack_that_is_damaged_is_made_again(data, spoilt):
     sentences = []
-    make(wanted(tree))
-    make(wanted(tree, decoder="pillow"), say=sentences.append)
-    next(iter(sorted(tree.iterdir()))).unlink()
-    assert make(wanted(tree, decoder="pillow"), say=sentences.append)["images"] == 23
-    again = [
-        line for line in sentences if "of other data, or made otherwise: it is made again" in line
-    ]
-    assert len(again) == 2
-
-
-@pytest.mark.parametrize("name", ["images.raw", "index.npz", "manifest.json"])
-def test_a_pack_that_is_damaged_is_made_again(data, name):
-    settings, sentences = wanted(data), []
-    make(settings)
-    before = contents(source_folder(settings))
-    (source_folder(settings) / name).write_bytes(b"{")
-    make(settings, say=sentences.append)
+    make(wanted(data))
+    pack = source_folder(wanted(data))
+    before = contents(pack)
+    SPOILT[spoilt](pack)
+    make(wanted(data), say=sentences.append)
     assert "is damaged: " in sentences[0]
-    assert contents(source_folder(settings)) == before
+    assert contents(pack) == before
+
+
+def test_a_pack_by_another_decoder_or_of_other_data_is_made_again(photos, tmp_path):
+    tree, sentences = tmp_path / "tree", []
+    tree.mkdir()
+    for path in sorted((photos / "images").iterdir())[:4]:
+        shutil.copy(path, tree)
+    make(wanted(tree))
+    settings = wanted(tree, decoder="pillow")
+    make(settings, say=sentences.append)
+    sorted(tree.iterdir())[0].unlink()
+    assert make(settings, say=sentences.append)["images"] == 3
+    again = "of other data, or made otherwise: it is made again"
+    assert sum(again in line for line in sentences) == 2
+
+
+STORED = {"resized": "folder", "pixels": "raw", "sample": "raw", "jpeg": "pth", "yuv420": "mapped"}
+
+
+@pytest.mark.parametrize("stored", STORED)
+def test_an_unreadable_image_keeps_its_number_in_a_pack_and_is_found_there(
+    stored, photos, tmp_path
+):
+    data, bad = tmp_path / "data", 3
+    data.mkdir()
+    for path in sorted((photos / "images").iterdir())[:8]:
+        shutil.copy(path, data)
+    sorted(data.iterdir())[bad].write_bytes(b"")
+    settings = completed(
+        data=str(data), packing=STORED[stored], storage_format=stored, on_bad_image="skip",
+        preprocessor="classification", device="cpu",
+    )  # fmt: skip
+    make(settings)
+    pack = replace(settings, data=str(source_folder(settings)))
+    for each in (original(settings), pack):
+        found, changed = find_bad_images(each, 0, 99, ["opencv"])
+        assert ([index for index, _ in found], changed) == ([bad], [])
+    ids = first_batch(resolve(settings), frozenset({bad}), 7)["sample_id"].tolist()
+    assert bad not in ids
 
 
 # --- stored for random crops ------------------------------------------------------------------
@@ -158,7 +194,8 @@ def odd_data(photos, tmp_path):
 
 def for_crops(data, stored="jpeg", **more):
     chosen = {"preprocessor": "classification_crop", "decoder": "simplejpeg", "device": "cpu"}
-    how = {"packing": FOR_CROPS.get(stored, "folder"), "storage_format": stored}
+    packing = "folder" if stored == "jpeg" else (STORED | FOR_CROPS)[stored]
+    how = {"packing": packing, "storage_format": stored}
     return completed(data=str(data), batch_size=6, **{"input_px": 96, **chosen, **how, **more})
 
 
@@ -180,8 +217,11 @@ def test_what_is_stored_for_random_crops_gives_the_crops_of_the_original(stored,
     assert psnr_db(images, wanted).min() > 24
     mirrored = images[..., ::-1]
     assert psnr_db(mirrored, wanted).max() < psnr_db(images, wanted).min()
-    # Whole images, by a preprocessor that takes no parts.
-    how = {"preprocessor": "classification"}
+
+
+@pytest.mark.parametrize("stored", sorted({*STORED, *FOR_CROPS} - {"jpeg"}))
+def test_what_is_stored_gives_the_whole_images_of_the_original(stored, odd_data):
+    how = {"preprocessor": "classification"}  # takes no parts
     wanted, images = (first_images(for_crops(odd_data, kind, **how)) for kind in ("jpeg", stored))
     assert psnr_db(images, wanted).min() > 20
 
@@ -204,25 +244,6 @@ def test_a_store_for_crops_has_the_size_that_crops_need_and_keeps_smaller_images
             assert boxes.size_px == ((width, height) if is_smaller else None)
             if stored == "small" and not is_smaller:
                 assert content == reader.read(i)[0]
-
-
-@pytest.mark.parametrize("stored", FOR_CROPS)
-def test_a_store_for_crops_that_is_damaged_or_of_other_data_is_made_again(stored, odd_data):
-    settings, sentences = for_crops(odd_data, stored), []
-    make(settings)
-    file = source_folder(settings) / "images.raw"
-    before = file.read_bytes()
-    file.write_bytes(before[:-1])
-    make(settings, say=sentences.append)
-    assert "is damaged: " in sentences[0]
-    assert file.read_bytes() == before
-    file.write_bytes(before[:-1] + bytes([before[-1] ^ 1]))
-    open_reader.cache_clear()
-    (line,) = resolve(settings).reader.verify(range(6))
-    assert "must have CRC-32" in line
-    (odd_data / "gray.jpg").unlink()
-    assert make(settings, say=sentences.append)["images"] == 5
-    assert "of other data, or made otherwise: it is made again" in sentences[2]
 
 
 def test_too_little_room_is_said_with_numbers_before_anything_is_written(
@@ -266,7 +287,10 @@ def test_without_pyspark_or_java_spark_says_what_to_install(data, monkeypatch, t
 
 # --- the script -----------------------------------------------------------------------------
 
-PIXELS = ["--to", "raw", "--storage-format", "pixels", "--px", "256", "--jobs", "1"]
+
+def words(data, packing, stored, *more):
+    how = ["--to", packing, "--storage-format", stored, "--px", "256", "--jobs", "1"]
+    return list(map(str, [data, *how, *more]))
 
 
 @pytest.mark.parametrize(
@@ -274,40 +298,28 @@ PIXELS = ["--to", "raw", "--storage-format", "pixels", "--px", "256", "--jobs", 
     [("raw", "pixels", []), ("folder", "resized", ["--out", "elsewhere"])],
 )
 def test_the_script_packs_and_says_how_to_read_it(
-    packing, stored, data, out, capsys, monkeypatch, tmp_path
+    packing, stored, out, data, capsys, monkeypatch, tmp_path
 ):
     monkeypatch.chdir(tmp_path)
-    how = [
-        str(data),
-        "--to",
-        packing,
-        "--storage-format",
-        stored,
-        "--px",
-        "256",
-        "--jobs",
-        "1",
-        *out,
-    ]
-    assert main(how) == 0
+    asked = words(data, packing, stored, *out)
+    assert main(asked) == 0
     shown = capsys.readouterr().out
     assert re.search(rf": 24 images, .*B as {packing}\nit took \S+ m?s with .* and 1 job: ", shown)
-    words = re.search(r"Settings\((.*)\)", shown)[1]
-    settings = eval(f"Settings({words})", {"Settings": Settings})
-    reader = resolve(complete_here(settings)).reader
+    code = re.search(r"Settings\(.*\)", shown)[0]
+    reader = resolve(complete_here(eval(code, {"Settings": Settings}))).reader
     assert (reader.stored, len(reader)) == (stored, 24)
-    assert main([*how, "--verify"]) == 0
+    assert main([*asked, "--verify"]) == 0
     assert "is whole: 24 images" in capsys.readouterr().out
 
 
 def test_verify_names_a_record_that_differs_and_data_that_changed(data, tmp_path, capsys):
-    out = str(tmp_path / "pack")
-    assert main([str(data), *PIXELS, "--out", out]) == 0
+    asked = words(data, "raw", "pixels", "--out", tmp_path / "pack")
+    assert main(asked) == 0
     file = tmp_path / "pack" / "images.raw"
     content = bytearray(file.read_bytes())
     content[1000] ^= 1
     file.write_bytes(content)
-    assert main([str(data), *PIXELS, "--out", out, "--decoder", "pillow", "--verify"]) == 1
+    assert main([*asked, "--decoder", "pillow", "--verify"]) == 1
     shown = capsys.readouterr()
     assert re.search(r"decoder must be 'pillow', got 'opencv' in .*pack", shown.out)
     assert re.search(r"images.raw, record 0 \(.*\) must have CRC-32 \w+, got \w+", shown.out)

@@ -8,11 +8,12 @@ import signal
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack
-from dataclasses import replace
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+from fakes import fake_info
 from kernel import needs_fork, why_no_throttled_disk, why_not_evicted
 from places import assert_same_data, folder_in_memory, make_coco, memory_mounted, tree
 
@@ -23,9 +24,12 @@ from labkit.machine.media import describe_medium, write_media
 from labkit.parts.packing.folder import open_folder
 from labkit.parts.storage import STORAGES, slow_disk
 from labkit.parts.storage.distance import FORM
-from labkit.resolve import complete_here, open_reader, resolve
+from labkit.resolve import complete_here, open_reader, resolve, source_folder
+from labkit.runs import staging
+from labkit.runs.active_run import ActiveRun
 from labkit.runs.packs import ensure_pack
 from labkit.runs.staging import staged
+from labkit.runs.store import create_run
 from labkit.settings import Settings
 from tests.processes import PATIENCE_S, KilledAfter
 
@@ -62,6 +66,12 @@ def place(settings):
 def stage(settings, said=None):
     """Have the data staged; `said` takes the lines for the user."""
     return staged(place(settings), say=(said if said is not None else []).append)
+
+
+def refused(settings, message, error=Skip):
+    """Check that the data is not staged, with this reason."""
+    with pytest.raises(error, match=message):
+        stage(settings).__enter__()
 
 
 def data_bytes(data):
@@ -185,8 +195,8 @@ def test_a_killed_copy_has_only_whole_files_and_goes_on(lab, plain, memory):
 
 def test_a_file_that_is_gone_is_the_datas_fault_not_the_mediums(lab, data, memory):
     (data / "images" / "000000000003.jpg").unlink()
-    with pytest.raises(ValueError, match=r"data must be files that can be read, .*003\.jpg"):
-        stage(settings_for(data, str(memory))).__enter__()
+    message = r"data must be files that can be read, .*003\.jpg"
+    refused(settings_for(data, str(memory)), message, ValueError)
 
 
 def test_without_room_nothing_is_copied_and_the_numbers_are_told(lab, data):
@@ -194,8 +204,7 @@ def test_without_room_nothing_is_copied_and_the_numbers_are_told(lab, data):
         message = (
             r"small/labkit-data must have \d+(\.\d)? MB .*free for the data, got \S+ \SB; free"
         )
-        with pytest.raises(Skip, match=message):
-            stage(settings_for(data, str(small))).__enter__()
+        refused(settings_for(data, str(small)), message)
         assert list(small.rglob("*.jpg")) == []
 
 
@@ -204,8 +213,7 @@ def test_a_folder_with_somebody_elses_files_is_refused_and_left_alone(lab, plain
     copy = place(settings).storage.copy
     copy.mkdir(parents=True)
     (copy / "thesis.txt").write_text("mine")
-    with pytest.raises(Skip, match="must be empty or the lab's own copy, got other files in it"):
-        stage(settings).__enter__()
+    refused(settings, "must be empty or the lab's own copy, got other files in it")
     assert list(copy.iterdir()) == [copy / "thesis.txt"]
 
 
@@ -231,8 +239,7 @@ def test_memory_holds_a_private_copy_for_as_long_as_it_is_needed(tmpfs, data):
         assert place(tmpfs).reader.root.is_relative_to(copy)
         assert copy.stat().st_mode & 0o077 == 0
         # Another run would take it away from this one, or find it gone.
-        with pytest.raises(Skip, match="must be used by one run at a time, got another one that"):
-            stage(tmpfs).__enter__()
+        refused(tmpfs, "must be used by one run at a time, got another one that")
         assert_same_data(data, place(tmpfs).reader.root)
     assert list(copy.parent.glob(f"{copy.name}*")) == []
     (line,) = said  # not how to remove it: that is done
@@ -344,6 +351,32 @@ def test_a_copy_on_a_named_disk_stays_and_is_not_made_twice(lab, photos):
         assert len(said) == 2
 
 
+def test_a_run_makes_room_for_all_that_lies_on_the_same_storage(data, tmp_path, monkeypatch):
+    variants = {
+        "files": settings_for(data, "here"),
+        "pack": replace(settings_for(data, "here"), packing="raw"),
+        "again": replace(settings_for(data, "here"), seed=1),
+        "elsewhere": settings_for(data, "modelled_ssd"),
+    }
+    asked = {}
+
+    @contextmanager
+    def noted(parts, *, others, **how):
+        asked[parts.settings.storage, parts.folder.name] = [other.folder.name for other in others]
+        yield {"hardware": parts.storage.hardware, "remark": "", "copied_bytes": None}
+
+    monkeypatch.setattr(staging, "staged", noted)
+    stored = {label: asdict(complete_here(chosen)) for label, chosen in variants.items()}
+    info = fake_info([*variants], variants=stored)
+    run = ActiveRun(create_run(tmp_path, info), info, parts={}, cancel=None, progress=False)
+    with ExitStack() as cleanup:
+        staging.stage(run, cleanup)
+    pack = source_folder(variants["pack"]).name
+    assert asked == {
+        ("here", "photos"): [pack], ("here", pack): ["photos"], ("modelled_ssd", "photos"): [],
+    }  # fmt: skip
+
+
 # --- what cannot be -------------------------------------------------------------------------
 
 
@@ -353,23 +386,19 @@ def test_a_folder_that_is_not_there_says_what_to_do(lab, data):
         f"hdd must be an existing directory, got {lab / 'gone'}; "
         "create it, mount the disk or correct labkit.toml"
     )
-    with pytest.raises(Skip, match=re.escape(message)):
-        stage(settings_for(data, "hdd")).__enter__()
+    refused(settings_for(data, "hdd"), re.escape(message))
 
 
 def test_a_folder_inside_the_data_is_refused(lab, data):
     with memory_mounted(data / "images" / "mounted") as inside:
         message = f"must lie outside the data, or the copy would be part of it, got {inside}"
-        with pytest.raises(Skip, match=re.escape(message)):
-            stage(settings_for(data, str(inside))).__enter__()
+        refused(settings_for(data, str(inside)), re.escape(message))
         assert list(inside.iterdir()) == []
 
 
 def test_an_unknown_storage_lists_the_choices_labkit_tomls_among_them(lab, data):
     (lab / "labkit.toml").write_text('[media]\nscratch = "."\ndata = "photos"\n')
     choices = ", ".join(sorted(["a folder's path", FORM, "scratch", *STORAGES]))
-    message = f"storage must be one of {choices}, got 'floppy'"
-    with pytest.raises(ValueError, match=re.escape(message)):
-        stage(settings_for(data, "floppy")).__enter__()
-    with pytest.raises(ValueError, match=r"storage must be one of .*, got 'data'"):
-        stage(settings_for(data, "data")).__enter__()
+    for name in ("floppy", "data"):
+        message = re.escape(f"storage must be one of {choices}, got '{name}'")
+        refused(settings_for(data, name), message, ValueError)

@@ -1,15 +1,15 @@
 """Rows are safe on disk as they come, and what a crash leaves is read without harm."""
 
 import json
+import multiprocessing
 import re
 import signal
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from fakes import fake_info, fake_json, fake_trial
+from kernel import needs_fork
 
 from labkit.cli import main
 from labkit.report.report import method_facts
@@ -21,6 +21,7 @@ from labkit.runs.store import (
     hold,
     load_run,
 )
+from tests.processes import PATIENCE_S
 
 EXAMPLES = Path(__file__).parents[2] / "results" / "examples" / "2-cores-simulated"
 INFO = fake_info(["a"], status="running")
@@ -113,28 +114,19 @@ def test_a_run_is_found_by_experiment_id_and_folder_else_the_newest_are_listed(t
         find_run(tmp_path, "2")
 
 
-HOLDER = """
-import sys
-from pathlib import Path
-from labkit.runs.store import hold
-
-with hold(Path(sys.argv[1])):
-    print("held", flush=True)
-    sys.stdin.read()
-"""
-needs_flock = pytest.mark.skipif(sys.platform == "win32", reason="no flock here")
+def hold_for_ever(folder, held):
+    with hold(folder):
+        held.set()
+        signal.pause()
 
 
-@needs_flock
+@needs_fork
 def test_a_run_is_held_by_one_process_until_it_ends_even_by_a_kill(tmp_path):
-    folder = create_run(tmp_path, INFO)
-    holder = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(folder)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert holder.stdout.readline() == "held\n"
+    folder, fork = create_run(tmp_path, INFO), multiprocessing.get_context("fork")
+    held = fork.Event()
+    holder = fork.Process(target=hold_for_ever, args=(folder, held))
+    holder.start()
+    assert held.wait(PATIENCE_S)
     message = (
         f"run must be in progress in one process at a time, got another process for {folder}; "
         "wait until it ends, or end it, and resume again"
@@ -144,7 +136,7 @@ def test_a_run_is_held_by_one_process_until_it_ends_even_by_a_kill(tmp_path):
             pass
     append_trials(folder, TRIAL)  # rows are added beneath the lock, and reading needs none
     assert len(load_run(folder).trials) == 1
-    holder.send_signal(signal.SIGKILL)
-    holder.communicate()
+    holder.kill()
+    holder.join()
     with hold(folder):
         pass

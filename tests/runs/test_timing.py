@@ -31,14 +31,25 @@ class Loader:
             yield BATCH
 
 
-def pipeline(clock, device, *, forward, backward=None, prefetcher="none", sync_every=1, **settings):
+def pipeline(
+    clock,
+    device,
+    *,
+    forward,
+    backward=None,
+    prefetcher="none",
+    pinned=True,
+    sync_every=1,
+    **settings,
+):
+    clock.sleep(100)  # an epoch begins at any time
     return SimpleNamespace(
         loader=Loader(clock),
         device=device,
         settings=SimpleNamespace(sync_every=sync_every, **settings),
         step=Step(forward=forward, backward=backward, loss=lambda: None),
         forward=forward,
-        batches=lambda loader, device: PREFETCHERS[prefetcher](loader, device, pinned=True),
+        batches=lambda loader, device: PREFETCHERS[prefetcher](loader, device, pinned=pinned),
     )
 
 
@@ -55,31 +66,34 @@ def test_start_up_wait_forward_and_backward_are_told_apart():
     )
     assert epoch.epoch_s == 3 + 4 * (0.5 + 0.25 + 0.125)
     assert (epoch.startup_s, epoch.first_batch_s, epoch.wait_s) == (3.0, 3.5, 2.0)
+    assert epoch.arrivals_s == (3.5, 4.375, 5.25, 6.125)
     assert (epoch.forward_s, epoch.backward_s) == (1.0, 0.5)
     assert (epoch.transfer_s, epoch.sync_s) == (0.0, 0.0)
     assert (epoch.steps, epoch.images, epoch.batch_bytes) == (4, 32, 32)
     assert epoch.compute_s is None
 
 
-@pytest.mark.parametrize("prefetcher", ["none", "data_prefetcher"])
-def test_every_steps_wait_is_told_without_start_up_and_transfer(prefetcher):
+@pytest.mark.parametrize(
+    ("prefetcher", "pinned", "waits_s", "transfer_s"),
+    [
+        ("none", True, (0.5, 0.5, 0.5, 0.5), 0.0),
+        ("none", False, (0.5, 0.5, 0.5, 0.5), 4 * 8.0),  # a byte a second
+        # The side stream's batch is asked for one step early: twice in the first step, and not in
+        # the last.
+        ("data_prefetcher", True, (1.0, 0.5, 0.5, 0.0), 0.0),
+    ],
+)
+def test_every_steps_wait_is_told_without_start_up_and_transfer(
+    prefetcher, pinned, waits_s, transfer_s
+):
     clock = FakeClock()
     device = SimulatedGpu(PROFILE, clock)
-    steps = {"forward": lambda batch: device.compute(8), "prefetcher": prefetcher}
-    epoch, *_ = time_epoch(pipeline(clock, device, **steps), clock)
-    # The side stream's batch is asked for one step early: twice in the first step, and not in
-    # the last.
-    expected = {"none": (0.5, 0.5, 0.5, 0.5), "data_prefetcher": (1.0, 0.5, 0.5, 0.0)}
-    assert epoch.waits_s == expected[prefetcher]
+    how = {"prefetcher": prefetcher, "pinned": pinned}
+    epoch, *_ = time_epoch(
+        pipeline(clock, device, forward=lambda batch: device.compute(8), **how), clock
+    )
+    assert (epoch.waits_s, epoch.transfer_s) == (waits_s, transfer_s)
     assert sum(epoch.waits_s) == epoch.wait_s
-
-
-def test_every_batchs_arrival_is_told_from_the_start_of_the_epoch():
-    clock = FakeClock()
-    steps = {"forward": lambda batch: clock.sleep(0.25), "backward": None}
-    epoch, *_ = time_epoch(pipeline(clock, CpuDevice(), **steps), clock)
-    # 3 s of start-up; 0.5 s for every batch, after a step of 0.25 s.
-    assert epoch.arrivals_s == (3.5, 4.25, 5.0, 5.75)
 
 
 def test_a_simulated_epoch_ends_when_the_device_is_done():

@@ -129,21 +129,13 @@ def test_a_report_names_the_step_and_the_loss_of_a_real_training(tmp_path, monke
 
 
 def test_a_real_training_saves_reports_evaluates_and_says_so_in_its_row(launcher, photos, tmp_path):
-    trial = measure(
-        launcher,
-        photos,
-        device="cpu",
-        step="classifier",
-        preprocessor="classification",
-        images=8,
-        checkpoint_every=2,
-        checkpoint_to=f"{tmp_path}/",
-        checkpoint_writer="thread",
-        report_every=1,
-        report_to="terminal",
-        metrics="vectorized",
-        progress_bar="tqdm_loss",
-    )
+    how = {
+        "device": "cpu", "step": "small_classifier", "preprocessor": "classification", "images": 8,
+        "checkpoint_every": 2, "checkpoint_to": f"{tmp_path}/", "checkpoint_writer": "thread",
+        "report_every": 1, "report_to": "terminal", "metrics": "vectorized",
+        "progress_bar": "tqdm_loss",
+    }  # fmt: skip
+    trial = measure(launcher, photos, **how)
     for epoch in trial["epochs"]:
         assert 0 < epoch["callbacks_s"] < epoch["epoch_s"]
     assert "training loop" not in trial["labels"]  # on a real device all of it is real
