@@ -55,12 +55,12 @@ STYLE = """<style>
 .labkit-panel h3 { margin: 0 0 4px; }
 .labkit-panel .labkit-help { color: var(--jp-ui-font-color1, #333); font-size: 90%; }
 .labkit-panel .labkit-form { display: grid; column-gap: 16px; align-items: start;
-  grid-template-columns: repeat(auto-fill, minmax(min(270px, 100%), 1fr)); }
+  grid-template-columns: repeat(auto-fill, minmax(min(250px, 100%), 1fr)); }
 .labkit-panel .labkit-field { min-width: 0; margin: 0 0 4px; }
-.labkit-panel .labkit-field .widget-html { max-width: 100%; }
-/* Always two lines high: what a setting means by "auto" may change. */
-.labkit-panel .labkit-field .labkit-help { display: -webkit-box; -webkit-box-orient: vertical;
-  -webkit-line-clamp: 2; overflow: hidden; height: 2.5em; line-height: 1.25; margin-left: 4px; }
+.labkit-panel .labkit-field .widget-html,
+.labkit-panel .labkit-field .widget-html-content { min-width: 0; max-width: 100%; flex: 1; }
+.labkit-panel .labkit-field .labkit-help { white-space: nowrap; overflow: hidden;
+  text-overflow: ellipsis; line-height: 1.25; margin-left: 4px; }
 .labkit-panel .labkit-forecast, .labkit-panel .labkit-status { margin-left: 10px; }
 .labkit-variants .widget-label { margin-right: 10px; font-weight: bold; }
 .labkit-panel .labkit-variants .widget-html { margin: -4px 2px 0; }
