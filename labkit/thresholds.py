@@ -1,4 +1,4 @@
-"""Thresholds that parts and the analysis share: when files count as cold, warm or half cached.
+"""Thresholds that parts and the analysis share: when files count as cold, warm or cached.
 
 Shares are of the files' pages in memory.  What one package alone decides by stands in its own
 `thresholds.py`.

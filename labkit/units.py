@@ -25,11 +25,11 @@ def seconds(s: float | None) -> str:
         return "0 s"
     rounded = _round(s)
     if rounded < 1e-3:
-        return f"{_three_digits(s * 1e6)} µs"
+        return f"{three_digits(s * 1e6)} µs"
     if rounded < 1:
-        return f"{_three_digits(s * 1e3)} ms"
+        return f"{three_digits(s * 1e3)} ms"
     if rounded < 60:
-        return f"{_three_digits(s)} s"
+        return f"{three_digits(s)} s"
     minutes, rest_s = divmod(round(s), 60)
     if minutes < 60:
         return f"{minutes} min {rest_s} s"
@@ -66,7 +66,7 @@ def rate(images_per_s: float | None) -> str:
     """Write a throughput: "123 images/s"."""
     if images_per_s is None:
         return UNKNOWN
-    return Text("{n} images/s").format(n=_three_digits(images_per_s))
+    return Text("{n} images/s").format(n=three_digits(images_per_s))
 
 
 def percent(share: float | None) -> str:
@@ -118,7 +118,7 @@ def normalized(x: float | None, low: float | None = None, high: float | None = N
     decimals = 3 if x >= 0.0005 or x <= 0 else -math.floor(math.log10(x))
     if low is not None and high is not None:
         decimals = max(decimals, _decimals(low, high))
-    text = f"{x:.{decimals}f}" if x < 9.9995 else _three_digits(x)
+    text = f"{x:.{decimals}f}" if x < 9.9995 else three_digits(x)
     return text if low is None else f"{text} {interval(low, high)}"
 
 
@@ -148,7 +148,8 @@ def _round(x: float) -> float:
     return float(f"{x:.2e}")  # three significant digits
 
 
-def _three_digits(x: float) -> str:
+def three_digits(x: float) -> str:
+    """Write a number with three digits: "4.95", "1,230"."""
     x = _round(x)
     decimals = max(0, 2 - math.floor(math.log10(abs(x)))) if x else 0
     return f"{x:,.{decimals}f}"

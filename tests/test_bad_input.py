@@ -31,6 +31,7 @@ from filelock import FileLock
 from hypothesis import given as drawn
 from hypothesis import strategies as st
 from jpegs import encode, exif, photo, with_segment
+from places import memory_mounted
 from small import SMALL, completed
 
 import labkit as lab
@@ -381,6 +382,13 @@ def copy_for_all(place):
     return {"storage": "tmpfs"}
 
 
+def full_results(place):
+    """Results on a disk without room."""
+    place.results = place.stack.enter_context(memory_mounted(place.tmp / "small", size="16k"))
+    with pytest.raises(OSError, match="No space left"):
+        (place.results / "filler").write_bytes(bytes(32 << 10))
+
+
 def many_files(place):
     """20,000 images in one folder."""
     place.stack.callback(shutil.rmtree, place.data / "odd")
@@ -579,6 +587,8 @@ ROWS: dict[Callable, dict[str, tuple[Callable, str]]] = {
         "copy that others can change": (copy_for_all,
             f"{BASELINE}<copy> must be this user's, and writable by nobody else; move it away"),
         "20,000 files in one folder": (many_files, WORKS),
+        "results on a full disk": (full_results,
+            "results must have room for more, got 0 B free in <results>"),
         "no control groups": (no_control_groups, f"{BASELINE}throttled disk: needs "),
         "image is replaced by another one": (
             meanwhile(lambda path: path.write_bytes(encode(photo().rotate(90)))), WORKS),
@@ -601,6 +611,8 @@ ROWS: dict[Callable, dict[str, tuple[Callable, str]]] = {
         "unknown protocol": (given(data="no://where"),
             "data must be a folder or a URL that fsspec knows, got 'no://where'"),
         "empty annotations": (annotated(""), f"{NO_COCO}JSONDecodeError"),
+        "annotations in depth": (annotated("[" * 99_999), f"{NO_COCO}RecursionError"),
+        "a list as manifest": (put("manifest.json", b"[1]"), "manifest.json must be JSON, got"),
         "annotations of other images": (
             annotated(coco().replace(".jpg", ".png")),
             "data must hold JPEG images, got '<data>', none of the images in"),
@@ -645,6 +657,8 @@ ROWS: dict[Callable, dict[str, tuple[Callable, str]]] = {
         "half a row": (rows_end(lambda last: last[: len(last) // 2]), WORKS),
         "JSON that is no row": (
             rows_end(lambda last: b"5\n[]\n{}\nnull\n" + b"[" * 99_999 + b"\n"), WORKS),
+        "mode of a newer version": (changed(lambda info: {"mode": "thorough"}),
+            "mode must be one of document, full, quick, got 'thorough'"),
         "kind of a newer version": (changed(lambda info: {"kind": "swarm"}),
             "kind must be one of epochs, operation, roofline, got 'swarm'"),
         "simulated GPU of an earlier version": (
@@ -721,11 +735,15 @@ ROWS: dict[Callable, dict[str, tuple[Callable, str]]] = {
         "no file": (lambda place: {"file": nowhere(place)},
             "file must be a share file, got <tmp>/nowhere, where no file is; make one with:"),
         "experiment climbs out": (given(experiment="../../etc"), f"{NO_NAME} got '../../etc'"),
+        "experiment of a reserved name": (given(experiment="shared"), f"{NO_NAME} got 'shared'"),
+        "run climbs out": (given(run="../x"), f"{NO_NAME} got '../x'"),
         "newer schema": (given(schema=99),
             "schema must be at most 3, got 99 in run.json; update labkit"),
         "yes as a number": (given(blocks=True), f"{NOT_AS} blocks as labkit writes it, got True"),
         "201 variants": (given(variants={str(i): {} for i in range(201)}), NOT_PLAIN),
+        "long label": (given(variants={"x" * 101: {}}), NOT_PLAIN),
         "long question": (given(question="x" * 2001), NOT_PLAIN),
+        "half a letter": (given(question="a\ud800"), NOT_PLAIN),
         "codes of a terminal": (given(question="a\x1b[2Jb"), NOT_PLAIN),
         "NaN": (given(order_seed=float("nan")), NOT_PLAIN),
         "5,001 rows": (given(rows=[{}] * 5_001), NOT_PLAIN),
@@ -775,6 +793,8 @@ ROWS: dict[Callable, dict[str, tuple[Callable, str]]] = {
             "argument COMMAND: invalid choice: 'dance' (choose"),
         "unknown option": (words("run", "--workers", "3"),
             "unrecognized arguments: --workers; a setting must be one of data, images"),
+        "no time to tune": (words("diagnose", "--tune", "--budget-s", "1", a_file),
+            "budget_s must be at least 5, got 1.0; the default is 60"),
         "no script to watch": (words("watch", "missing.py", "--epochs", "3"),
             "argument SCRIPT: must be a Python file, got 'missing.py'"),
     },

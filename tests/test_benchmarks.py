@@ -100,6 +100,34 @@ def test_floors_are_beaten_where_the_whole_interval_is_below_and_errors_have_a_s
     ]
 
 
+def test_every_name_of_a_right_remedy_is_right():
+    said = ["less prefetching", "fewer bytes", "fewer workers", "faster decode", ""]
+    outcomes = [Outcome(name="deep_queue", first=first) for first in said]
+    assert [one.right["first remedy"] for one in outcomes] == [True, True, True, False, False]
+
+
+def test_a_real_slow_down_has_gains_beside_the_published_one(capsys):
+    report = frame.Report("Speed", Namespace(save=None))
+    one = replace(
+        RIGHT, name="opencv_threads", said="threads", claim=0.8, interval=(0.5, 1.0),
+        times_s={"broken": [2.0, 2.0], "fixed": [1.0, 1.0]},
+    )  # fmt: skip
+    diagnosis.report_real(report, [one, replace(one, claim=None, times_s={})])
+    text = " ".join(capsys.readouterr().out.split())
+    assert "1.25× [1.00, 2.00] tried | 2.00× [2.00, 2.00] | 1.09×" in text
+    assert "right first remedy: 0 of 2" in text
+    assert "more than noise: 1 of 1" in text
+    assert report.missed == 0
+
+
+def test_real_slow_downs_and_fresh_cases_are_chosen_by_themselves():
+    options = Namespace(case=None, quick=False, real=False, fresh=False, held_out=True)
+    planted = diagnosis.choose(options)
+    real = diagnosis.choose(Namespace(**{**vars(options), "real": True}))
+    fresh = diagnosis.choose(Namespace(**{**vars(options), "fresh": True}))
+    assert sorted([*planted, *real, *fresh]) == sorted(diagnosis.CASES)
+
+
 def test_fresh_cases_have_shares_with_intervals_and_no_limits(capsys):
     report = frame.Report("Speed", Namespace(save=None))
     right = Outcome(name="tensors_in_memory", said="compute", first="nothing")
@@ -109,6 +137,7 @@ def test_fresh_cases_have_shares_with_intervals_and_no_limits(capsys):
     assert "| WRONG workers | nothing | WRONG more workers | WRONG –" in text
     assert "- right bottleneck: 3 of 4 (75.0 %, 95 % interval 30.1 to 95.4 %)\n" in text
     assert report.missed == 0
+    assert diagnosis.share([]) == "0 of 0"
 
 
 def fake_row(time):
@@ -215,6 +244,16 @@ def test_a_tuned_loader_may_be_three_percent_behind_the_optimum(behind, is_near)
     assert outcome.is_near == is_near
     assert ("MISSED" in tune.row(outcome)[3]) != is_near
     assert not tune.Outcome(name="slow_step", failed="exit status 1").is_near
+
+
+def test_every_candidate_of_the_exhaustive_search_makes_a_loader():
+    case = tune.CASES["late_batches"]()
+    assert {case.loader(each).num_workers for each in tune.candidates(case)} >= {0, 1}
+
+
+def test_the_part_per_batch_is_what_a_step_on_no_images_would_take():
+    step_s = {size: 0.002 + 0.001 * size for size in (4, 8, 16)}
+    assert gpu_host.part_per_batch(step_s, 8) == pytest.approx(0.2)
 
 
 def test_launching_is_told_from_the_time_of_a_step():

@@ -38,11 +38,10 @@ def test_no_setting_is_compared_with_a_parts_name_but_where_names_are_resolved()
     for compared in [*seen, 'a.settings.storage.startswith("far_")', '"cuda" == settings.device']:
         assert COMPARED.search(compared), compared
     places = [
-        f"{path.relative_to(LABKIT)}: {line.strip()}"
+        f"{path.relative_to(LABKIT)}: {compared.group()}"
         for path in sorted(LABKIT.rglob("*.py"))
         if path.relative_to(LABKIT).parts[0].removesuffix(".py")
         not in ("resolve", "parts", "experiments")
-        for line in path.read_text().splitlines()
-        if COMPARED.search(line)
+        for compared in COMPARED.finditer(path.read_text())
     ]
     assert places == []

@@ -16,10 +16,9 @@ import os
 import sys
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, suppress
-from statistics import fmean
 from types import ModuleType
 from typing import Any
 
@@ -65,7 +64,8 @@ class Watch:
         self.ranks = int(os.environ.get("WORLD_SIZE") or 1)
         self._due_s, self._period_s = math.inf, REPORT_PERIOD_S
         self._gpu: Reading = {}  # the latest one
-        self._gpu_percents: dict[str, list[float]] = {"busy_percent": [], "others_percent": []}
+        self._gpu_sums: Counter[str] = Counter()
+        self._gpu_counts: Counter[str] = Counter()
         self._read_gpu: Callable[[], Reading] | None = None
         self._has_opened_gpu = False
         self._cpu_s = self._counted_s = [0.0] * 6  # as `_count_cpu` says
@@ -128,8 +128,8 @@ class Watch:
             return None
 
         def mean(name: str) -> float | None:
-            percents = self._gpu_percents[name]
-            return fmean(percents) / 100 if percents else None
+            count = self._gpu_counts[name]
+            return self._gpu_sums[name] / count / 100 if count else None
 
         return Gpu(
             utilization=mean("busy_percent"),
@@ -166,8 +166,10 @@ class Watch:
                 self._next_gpu_s = now_s + NVML_PERIOD_S
                 if self._read_gpu is not None and is_in_loop:
                     self._gpu = self._read_gpu()
-                    for name, percents in self._gpu_percents.items():
-                        percents += [self._gpu[name]] if self._gpu[name] is not None else []
+                    for name in ("busy_percent", "others_percent"):
+                        if self._gpu[name] is not None:
+                            self._gpu_sums[name] += self._gpu[name]
+                            self._gpu_counts[name] += 1
             self._count_cpu_in_loops(is_in_loop)
             if now_s >= self._next_look_s:
                 self._next_look_s = now_s + LOOK_S

@@ -26,12 +26,13 @@ def sweep(
 ) -> dict[str, Variant]:
     """Make a variant of each value of one setting, everything else equal.
 
+    A value that is given again is left out: on few cores, "as many as cores" may be 2.
+
     Args:
         base: what the variants have in common.
         setting: name of the setting.
         values: a list, or label -> value; the first one is the baseline's.
-        full: values that only full mode measures, as `values`; those that were given before are
-            left out.
+        full: values that only full mode measures, as `values`.
         label: makes the label of a value in a list.
 
     Returns:
@@ -51,13 +52,19 @@ def sweep(
     """
     variants: dict[str, Variant] = {}
     for given, in_full_only in ((values, False), (full, True)):
-        labelled = given if isinstance(given, Mapping) else {label(value): value for value in given}
-        for name, value in labelled.items():
+        values_by_label = (
+            given.items()
+            if isinstance(given, Mapping)
+            else ((label(value), value) for value in given)
+        )
+        for name, value in values_by_label:
             settings = with_settings(base, {setting: value})
             if settings in [known.settings for known in variants.values()]:
                 continue
             if name in variants:
-                raise ValueError(f"label must be of one value, got {name!r} of two; name them")
+                raise ValueError(
+                    f"labels must differ, got {name!r} for two values; name the values"
+                )
             variants[name] = Variant(settings=settings, full_only=in_full_only)
     return variants
 
@@ -129,7 +136,8 @@ def in_groups(
 
     Args:
         groups: group -> label -> variant or settings.
-        is_quick: of group and label; the others are for full mode only.
+        is_quick: of group and label; the others are for full mode only, as are those that were
+            before.
         tasks: group -> what the trials of its variants need beside the settings.
     """
     return {
@@ -137,7 +145,7 @@ def in_groups(
             each,
             group=group,
             name=label,
-            full_only=not is_quick(group, label),
+            full_only=each.full_only or not is_quick(group, label),
             task={**each.task, **(tasks or {}).get(group, {})},
         )
         for group, variants in groups.items()

@@ -155,9 +155,9 @@ def logs(base: Settings) -> Variants:
         return sweep(base, "report_every", every, full=full, label=_every)
 
     unread = change_all(printed([1], full=[10, 100]), "{}, without the loss", report_loss=False)
-    both = printed([1, 10, 100], full=[]) | unread
-    shown = change_all(both, "{}, terminal", report_to="terminal")
-    return printed([0], full=[]) | both | full_only(shown)
+    to_file = printed([1, 10, 100], full=[]) | unread
+    to_terminal = change_all(to_file, "{}, terminal", report_to="terminal")
+    return printed([0], full=[]) | to_file | full_only(to_terminal)
 
 
 @as_experiment(
@@ -173,11 +173,11 @@ def metric_reports(base: Settings) -> Variants:
     base = _loop_alone(base)
     near = sweep(replace(base, report_to=NEAR), "report_every", [1, 10, 100], label=_every)
     in_thread = change_all(near, "{}, in the background", report_to=f"{NEAR}{IN_THREAD}")
-    each_step = {label: in_thread[label] for label in ("every step, in the background",)}
+    often_in_thread = {label: in_thread[label] for label in ("every step, in the background",)}
     others = change_all(near, "{}, without the loss", report_loss=False)
     # A distant server answers in some tens of milliseconds.
     others |= change_all(near, "{}, to a slower server", report_to="http_50ms")
-    return {"never": base} | near | full_only(in_thread | others) | each_step
+    return {"never": base} | near | full_only(in_thread | others) | often_in_thread
 
 
 @as_experiment(

@@ -234,17 +234,22 @@ def _headline_of(summary: Summary, *, with_intervals: bool = True) -> str:
             saved = units.percent(1 - faster.normalized_time)
             rest = f" ({saved} {using(faster)}: other work)"
     elif _costs(summary, slowest) and slowest.normalized_time * fastest.normalized_time > 1:
-        answer = f"{slowest.normalized_time:.3g} times as long {using(slowest)} as {using(base)}"
+        ratio = units.three_digits(slowest.normalized_time)
+        answer = f"{ratio} times as long {using(slowest)} as {using(base)}"
         ends = f" {units.interval(slowest.ci_low, slowest.ci_high)}"
     else:
         lows = [row.ci_low for row in measured if row.ci_low is not None]
         highs = [row.ci_high for row in measured if row.ci_high is not None]
         answer = f"No variant is measurably faster than {base.name}"
         if len(measured) == 1:
-            answer = f"No clear difference between {fastest.name} and {base.name}"
-            if lows and not lows[0] < 1 < highs[0]:
-                answer = f"Not measurably faster {using(fastest)} than {using(base)}"
+            kind = "practical" if fastest.verdict == "no practical difference" else "clear"
+            answer = f"No {kind} difference between {fastest.name} and {base.name}"
             ends = f": {units.change(fastest.normalized_time, fastest.ci_low, fastest.ci_high)}"
+            if kind == "clear" and lows and not lows[0] <= 1 <= highs[0]:
+                answer = f"{less_time(fastest.normalized_time)} {using(fastest)}"
+                ends = f" (95 % interval {units.change(lows[0])} to {units.change(highs[0])})"
+                if reason := reasons_against_others(summary).get(fastest.name):
+                    rest = f"; {reason}"
         elif lows:
             ends = f" (95 % intervals from {units.change(min(lows))} to {units.change(max(highs))})"
         if not lows:
@@ -289,6 +294,8 @@ def bound(summary: Summary) -> list[str]:
         return []  # several GPUs are faster than one
     # What the device computes in the baseline's epochs remains.
     most = max(0.0, 1 - published.least_time(base))
+    if most < 0.001:
+        return ["Faster loading saves nothing here: the device is the limit"]
     return [f"Faster loading can save about {units.percent(most)} of the time at most"]
 
 

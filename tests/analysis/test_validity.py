@@ -136,6 +136,11 @@ def valid_of(trials, *, mode="full", blocks=None, **more):
     return valid_trials(info, trials)
 
 
+def test_blocks_that_earlier_versions_measured_in_addition_count():
+    blocks = [*range(9), *range(12, 18)]
+    assert valid_of(blocks_of(blocks), blocks=6).blocks == set(blocks)
+
+
 @pytest.mark.parametrize(
     ("name", "role", "blocks", "of_v", "of_w"),
     [

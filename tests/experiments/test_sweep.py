@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from labkit.experiments.sweep import change_all, sweep
+from labkit.experiments.sweep import change_all, in_groups, sweep
 from labkit.settings import Settings
 
 BASE = Settings(num_workers=3)
@@ -40,5 +40,15 @@ def test_an_unknown_setting_or_value_is_refused(setting, values, message):
 
 
 def test_two_values_of_one_label_are_refused():
-    with pytest.raises(ValueError, match="label must be of one value, got '4' of two; name them"):
+    message = "labels must differ, got '4' for two values; name the values"
+    with pytest.raises(ValueError, match=message):
         sweep(BASE, "batch_size", {"4": 8}, full=[4])
+    with pytest.raises(ValueError, match="got 'x' for two values"):
+        sweep(BASE, "batch_size", [4, 8], label=lambda n: "x")
+
+
+def test_groups_keep_what_only_full_mode_measures():
+    grouped = in_groups({"warm": sweep(BASE, "batch_size", [4], full=[8])})
+    assert {label: each.full_only for label, each in grouped.items()} == {
+        "warm: 4": False, "warm: 8": True,
+    }  # fmt: skip

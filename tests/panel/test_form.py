@@ -60,7 +60,9 @@ def test_ticks_show_the_values_of_the_one_setting_that_varies_or_labels():
     ):
         form = Form(Request(experiment=name))
         form.refresh()
-        assert all(text.startswith(start) for text, start in zip(ticks(form), expected)), name
+        starts = [text[: len(start)] for text, start in zip(ticks(form), expected)]
+        assert starts == expected, name
+        assert len(ticks(form)) == len(expected) or name == "workers"  # fewer of few cores
     assert labelled(form.box, "opencv").tooltip == "decoder=opencv, preprocessor=classification"
     # What only full mode varies has its field there.
     form = Form(Request(experiment="pin_memory"))

@@ -2,6 +2,7 @@
 
 import io
 import math
+import pickle
 import re
 from dataclasses import asdict, replace
 from xml.etree import ElementTree
@@ -644,7 +645,7 @@ OTHER_WORK = {"original": 1.0, "in order": 0.3, "fast": 0.5}
         (make_summary(OTHER_WORK, variants={n: {"shuffle": n != "in order"} for n in OTHER_WORK}),
          r"\d\d\.\d % less time with fast \[.*\] \(\d\d\.\d % with in order: other work\)"),
         (noisy_summary(), r"\d\d\.\d % less time with steady \[.*\]"),
-        (grouped_summary(), r"2 machines: 4 times as long with slow as with alone; "
+        (grouped_summary(), r"2 machines: 4\.00 times as long with slow as with alone; "
          r"4 machines: 50\.0 % less time with slow"),
     ],
 )  # fmt: skip
@@ -710,3 +711,7 @@ def test_the_baseline_of_each_row_is_open_where_rows_have_several_marks():
         figure.legends[0].get_texts(), figure.legends[0].legend_handles
     )}  # fmt: skip
     assert legend["pillow"].get_markerfacecolor() == legend["pillow"].get_color()
+
+
+def test_a_chart_can_be_sent_to_another_process():
+    assert pickle.loads(pickle.dumps(charts.dots(make_summary()))).get_label()

@@ -189,6 +189,8 @@ def test_several_runs_begin_with_what_they_come_to(tmp_path):
         assert "No variant is measurably faster than original" in shown
         assert shown.index("the document") < shown.index("normalized time [95 % interval]")
     assert html.count(answer.removesuffix(".")) > 1  # in the chart, too
+    links = re.findall(r"(?<!\\)\]\((figures[^)]*\.svg)\)", markdown)  # as the others are not saved
+    assert links and all((tmp_path / "out" / link).is_file() for link in links)
     assert "prefetching: data_prefetcher: 0.8" in html  # the chart's text
     assert "Simulated GPU, 460 images/s: prefetching" in html
     assert (tmp_path / "out/figures/overview.svg").stat().st_size

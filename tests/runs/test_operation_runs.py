@@ -107,6 +107,7 @@ def test_a_cancelled_run_keeps_its_finished_groups(photos, tmp_path):
     assert cancelled.info.status == "cancelled"
     done = {cancelled.info.group_of(t.variant) for t in cancelled.trials if t.status == "ok"}
     assert len(done) == 1
+    assert lab.resume(cancelled.folder, progress=False).info.status == "finished"
 
 
 # --- a decoder of the user's own ------------------------------------------------------------

@@ -128,6 +128,17 @@ def test_a_pack_that_is_damaged_is_made_again(data, spoilt):
     assert contents(pack) == before
 
 
+def test_boxes_are_stored_in_the_pixels_of_their_image(data):
+    settings = complete_here(wanted(data))
+    make(settings)
+    whole, pack = (resolve(each).reader for each in (original(settings), settings))
+    for n in range(8):
+        (jpeg, boxes), (pixels, smaller) = whole.read(n), pack.read(n)
+        factors = np.tile(np.divide(pixels.shape[1::-1], read_size_px(jpeg)), 2)
+        assert (factors < 1).all()
+        np.testing.assert_allclose(smaller.boxes_xyxy, boxes.boxes_xyxy * factors, rtol=1e-5)
+
+
 def test_a_pack_by_another_decoder_or_of_other_data_is_made_again(photos, tmp_path):
     tree, sentences = tmp_path / "tree", []
     tree.mkdir()

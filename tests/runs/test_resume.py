@@ -17,7 +17,7 @@ from places import memory_mounted
 from small import compare
 
 import labkit as lab
-from labkit.runs.store import load_run, write_info
+from labkit.runs.store import hold, load_run, write_info
 from tests.processes import until
 
 OTHER_WORK = "other work"
@@ -130,3 +130,9 @@ def test_a_server_killed_before_it_can_answer_costs_no_variant(one_block, tmp_pa
     assert re.search(said, runner.stderr.read(), re.MULTILINE)
     assert load_run(folder).info.skipped == {}
     assert_complete(lab.resume(folder, progress=False), 2)
+
+
+def test_a_run_that_is_in_progress_is_not_resumed(one_block, tmp_path):
+    folder = unfinished(one_block, tmp_path / "run", blocks=2)
+    with hold(folder), pytest.raises(RuntimeError, match="in progress in one process at a time"):
+        lab.resume(folder, progress=False)

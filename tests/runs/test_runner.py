@@ -125,7 +125,7 @@ REASONS = {
     "greedy": r".*batch_size must leave room in memory, got 4 \(.*",
     "breaks": r"ValueError: \S+\d\d.jpg: image must be what it was",
     "turned": "ValueError: not the same work as good: image must differ.*",
-    "broken": ".*",
+    "broken": ".+",
     "short": ".*the loader must deliver the epoch's 8 images, got 4.*",
     "dies": "the trial's process was killed by SIGILL; see worker.log",
     **dict.fromkeys(("black", "noise", "bgr", "black in smaller batches"), OTHER_PIXELS),

@@ -402,3 +402,10 @@ def test_an_unknown_storage_lists_the_choices_labkit_tomls_among_them(lab, data)
     for name in ("floppy", "data"):
         message = re.escape(f"storage must be one of {choices}, got '{name}'")
         refused(settings_for(data, name), message, ValueError)
+
+
+def test_annotations_name_no_file_outside_the_data(lab, data, memory):
+    listed, outside = data / "annotations.json", data.parent / "outside.jpg"
+    shutil.copy(data / "images/000000000003.jpg", outside)
+    listed.write_text(listed.read_text().replace("000000000003.jpg", "../../outside.jpg"))
+    refused(settings_for(data, str(memory)), "data must be files below", ValueError)

@@ -14,6 +14,7 @@ from kernel import needs_fork
 from labkit.cli import main
 from labkit.report.report import method_facts
 from labkit.runs import store
+from labkit.runs.check_run import check_resumable
 from labkit.runs.store import (
     append_trials,
     create_run,
@@ -71,6 +72,17 @@ def test_settings_of_another_version_are_shown_and_kept_but_not_run(tmp_path):
     assert "turbo=5" in dict(method_facts(load_run(folder)))["settings"]
     with pytest.raises(ValueError, match="known to this version of labkit, got cache='hot', turbo"):
         info.check_settings("a")
+    with pytest.raises(ValueError, match="known to this version of labkit"):
+        check_resumable(load_run(folder))
+
+
+def test_a_row_of_a_newer_labkit_is_refused(tmp_path):
+    folder = create_run(tmp_path, INFO)
+    (folder / "trials.jsonl").write_text(json.dumps({**TRIAL.to_row(), "schema": 99}) + "\n")
+    with pytest.raises(
+        ValueError, match=r"schema must be at most \d+, got 99; update labkit to read"
+    ):
+        load_run(folder)
 
 
 def test_a_run_of_a_newer_labkit_is_one_line_and_hides_no_other(tmp_path, capsys):
@@ -124,7 +136,7 @@ def hold_for_ever(folder, held):
 def test_a_run_is_held_by_one_process_until_it_ends_even_by_a_kill(tmp_path):
     folder, fork = create_run(tmp_path, INFO), multiprocessing.get_context("fork")
     held = fork.Event()
-    holder = fork.Process(target=hold_for_ever, args=(folder, held))
+    holder = fork.Process(target=hold_for_ever, args=(folder, held), daemon=True)
     holder.start()
     assert held.wait(PATIENCE_S)
     message = (
