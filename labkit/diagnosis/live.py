@@ -96,7 +96,7 @@ class LiveDiagnosis:
         self._caught = 0
 
     def begin(self) -> None:
-        """Called before the training is stepped in, of several ranks in rank 0 only."""
+        """Called before the diagnosis takes the training over; of several ranks, in rank 0 only."""
 
     def measure(self, loop: Loop) -> Diagnosis | Tuned:
         """Return what is found of the training's loop."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -49,7 +50,7 @@ class Arguments(NamedTuple):
     pin_memory: bool = False
 
 
-class Trials:
+class Trials(ABC):
     """What can be tried, and how: of a user's loader, or of a pipeline of settings."""
 
     now: Arguments
@@ -66,6 +67,7 @@ class Trials:
         """Return the reason why arguments cannot be tried here; "" where they can."""
         return ""
 
+    @abstractmethod
     def opened(
         self, candidates: Sequence[Arguments]
     ) -> AbstractContextManager[Callable[[Arguments], float]]:
@@ -73,7 +75,6 @@ class Trials:
 
         The function raises where the candidate does not work.
         """
-        raise NotImplementedError
 
     def as_given(self, changes: Mapping[str, Any]) -> dict[str, Any]:
         """Return changes as the arguments that a user writes."""
