@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import queue
 import sys
+import threading
 import time
 import weakref
 from collections import Counter, deque
@@ -29,7 +30,7 @@ from typing import Any, NamedTuple
 from labkit.diagnosis.batches import count_samples
 from labkit.diagnosis.loader_arguments import LoaderArguments, speed_arguments_of
 from labkit.diagnosis.loops import Event, Kind, Loader
-from labkit.diagnosis.thresholds import LOOKED_AT_STACKS
+from labkit.diagnosis.thresholds import LAST_BATCH_S, LOOKED_AT_STACKS
 
 
 class Handed(NamedTuple):
@@ -235,6 +236,18 @@ class Hook:
         """Return the thread that takes batches from a loader; None where none does."""
         known, number = self._numbers.get(id(loader), (bool, 0))
         return self._drawers.get(number) if known() is loader else None
+
+    def wait_for_drawers(self) -> None:
+        """Wait until no other thread takes a batch from a loader; the next `fetch` of each raises.
+
+        A process that ends while such a thread computes aborts: torch cannot be unwound.
+        """
+        ends_s = time.monotonic() + LAST_BATCH_S
+        drawers = set(self._drawers.values()) - {get_ident()}
+        for thread in [each for each in threading.enumerate() if each.ident in drawers]:
+            thread.join(1.0)  # it stays where it waits for a place in a queue, which is no harm
+            while thread.ident in self.fetching and time.monotonic() < ends_s:
+                thread.join(0.01)
 
     def _number(self, loader: object, iterator: object, is_training: bool) -> int:
         known, number = self._numbers.get(id(loader), (bool, 0))

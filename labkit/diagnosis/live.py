@@ -235,7 +235,8 @@ class LiveDiagnosis:
         self._caught += 1
         if self._caught > 100:  # a training may catch `Ended` and go on
             self.insist()
-        raise Ended(0)
+        # Python ends a thread without a word by `SystemExit` itself only.
+        raise Ended(0) if get_ident() == self._thread else SystemExit
 
     def _is_training(self, number: int) -> bool:
         """Return whether optimizer steps follow the batches of a loader."""
@@ -483,3 +484,6 @@ def supplying(live: LiveDiagnosis) -> Iterator[None]:
             raise
         else:
             live.end("the training ended before it was diagnosed")
+        finally:
+            if live.diagnosis is not None:
+                HOOK.wait_for_drawers()

@@ -87,6 +87,7 @@ REPORT_PERIOD_S = 30.0  # until another report; later ones come after twice as l
 # When a loader, a worker or a step is no longer waited for.
 STALL_S = 30.0  # without a batch; slow storage takes seconds
 FIRST_TO_STALL_RATIO = 4  # for the first batch or step: workers start, libraries compile
+LAST_BATCH_S = 5.0  # at most, for the batch that a thread still loads when the training has ended
 DRAWING_S = 5.0  # at most, in which the order of an epoch is drawn
 
 # How long a diagnosis measures: in a block, a stretch of steps for each arm.
