@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import pickle
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from labkit.contracts import AnyPart, Part, Reader, Skip, as_part
-from labkit.machine import gpu, hardware
+from labkit.machine import gpu, hardware, media
 from labkit.machine.gpu import CudaState
 from labkit.parts.decoding import DECODERS, Decoder
 from labkit.parts.devices import DEVICES, GPUS, DevicePart, GpuSpeeds
@@ -35,10 +35,14 @@ from labkit.parts.preprocessing import PREPROCESSORS, Preprocessor
 from labkit.parts.storage import STORAGES, Storage, StoragePart, locate
 from labkit.parts.training import LOSSES, STEPS, Loss, StepPart, exchange
 from labkit.parts.training.callbacks import METRICS, Metrics
-from labkit.parts.training.checkpoint import CHECKPOINT_WRITERS, check_folder_name
-from labkit.parts.training.reporting import PROGRESS, check_sink
+from labkit.parts.training.checkpoint import (
+    CHECKPOINT_WRITERS,
+    check_folder_name,
+    checkpoint_folders,
+)  # fmt: skip
+from labkit.parts.training.reporting import PROGRESS, SINKS, read_sink
 from labkit.records import Facts
-from labkit.settings import Settings, complete, pick
+from labkit.settings import IN_THREAD, WITHOUT_LOSS, Settings, complete, pick
 
 # Setting -> its table: the choices of the form and of the command line, too.
 TABLES: dict[str, dict] = {
@@ -57,10 +61,17 @@ TABLES: dict[str, dict] = {
     "progress_bar": PROGRESS,
 }
 # Setting -> what refuses a name that it cannot have, where a name may hold a number or a path.
-NAME_CHECKS: dict[str, Callable[[str], None]] = {
+NAME_CHECKS: dict[str, Callable[[str], object]] = {
     "checkpoint_to": check_folder_name,
-    "report_to": check_sink,
+    "report_to": read_sink,
     "exchange": exchange.check_exchange,
+}
+# Setting -> names to offer for it, beside those that hold another number or path.
+NAME_EXAMPLES: dict[str, Callable[[], Iterable[str]]] = {
+    "storage": lambda: (*STORAGES, *media.media()),
+    "checkpoint_to": checkpoint_folders,
+    "report_to": lambda: (*SINKS, "http_50ms", f"file{WITHOUT_LOSS}", f"file{IN_THREAD}"),
+    "exchange": lambda: ("all_reduce", "noop", "no_sync", "100mbit", "data_parallel_2"),
 }
 BUILT_IN = {name: dict(table) for name, table in TABLES.items()}
 # Setting -> the type of its parts, where others need more of them than the function.

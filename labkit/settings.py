@@ -29,7 +29,10 @@ LEAST = {
     "jitter_ms": 0, "checkpoint_every": 0, "report_every": 0, "metrics_every": 1,
     "ranks": 1, "gpu_slowdown": 1,
 }  # fmt: skip
-IN_THREAD = "_thread"  # ends the name of a sink whose reports a thread writes
+# End the name of a sink: its reports do not contain the loss; a thread writes them.
+WITHOUT_LOSS, IN_THREAD = "_without_loss", "_thread"
+# Settings that all variants of a run share: its images, how often and in what order.
+SAME_FOR_ALL = ("data", "images", "subset", "seed", "epochs", "on_bad_image")
 SLEEPING = "simulated_sleeping"  # a simulated GPU that the host waits for without using a core
 SIMULATED_GPUS = ("simulated", SLEEPING)
 # Settings whose value is a number, also written as text, or a name.
@@ -54,17 +57,18 @@ class Settings:
     data: str = "data/photos"
     """Images: a folder (COCO layout, or any tree of .jpg/.jpeg files), or a URL."""
     images: int | None = None
-    """Images per epoch, the same for all variants; unset: chosen by calibration."""
+    """Images per epoch, the same for all variants; unset: as many as the mode has time for."""
     storage: str = "here"
-    """Medium to read from: a name, a folder's path, or a server such as far_20ms_1000mbit."""
+    """Where images are read from: here (where data lies), another medium, a folder's path, or a
+    server such as far_20ms_1000mbit."""
     cache: int | Literal["cold", "warm", "as found"] = "cold"
-    """Page cache before epoch 1: cold (evicted), warm (read beforehand), or left as it is; or the
-    percentage of the data that is in the page cache at the start of each epoch."""
+    """What of the data is in memory (the page cache): nothing (cold), all (warm) or what happens to
+    be there before epoch 1; or a percentage at the start of each epoch."""
     packing: str = "folder"
     """How the images are stored: one file each, or packed together."""
     storage_format: Literal["jpeg", "resized", "pixels", "sample", "small", "yuv420"] = "jpeg"
-    """What is stored: JPEGs, JPEGs scaled to input_px, their pixels, or finished samples; or what
-    random crops are taken from, 8/7 as large, as JPEGs (small) or as planes (yuv420)."""
+    """What is stored: JPEGs as they are, scaled to input_px (resized), or a little larger for
+    random crops (small); decoded images (pixels; for crops, yuv420); or finished samples."""
     shuffle: bool = True
     """Draw a new order of the images for every epoch; no: the order in which they are stored."""
     subset: Literal["random", "first"] = "random"
@@ -76,30 +80,33 @@ class Settings:
     input_px: int | None = None
     """Side of the square model input in pixels, a multiple of 32; unset: the experiment's."""
     jitter_ms: int = 0
-    """Maximum random delay per sample in milliseconds, to simulate uneven storage."""
+    """Longest random delay of each image's reading in milliseconds, to simulate uneven storage."""
     loader: str = "torch"
-    """What assembles batches on the CPU."""
+    """What reads the images and makes batches of them."""
     num_workers: int | None = None
-    """Loader worker processes, or threads of the loader threads; 0 loads in the main process."""
+    """Loader worker processes of all ranks, or threads of the loader threads; 0 loads in the main
+    process; unset: half the cores, at least 2."""
     prefetch_factor: int = 2
     """Batches each worker prepares ahead; without workers it has no effect."""
     pin_memory: bool | None = None
-    """Copy batches to page-locked host memory, from which the device can copy on its own."""
+    """Copy batches to page-locked host memory, from which the device can copy on its own;
+    unset: yes, unless the device is cpu."""
     persistent_workers: bool = False
     """Keep the workers between epochs instead of starting new ones."""
     multiprocessing_context: Literal["fork", "spawn", "forkserver"] | None = None
     """How worker processes start, as in DataLoader; unset: fork on Linux, else spawn."""
     batch_size: int | None = None
-    """Images per step; unset: the experiment's."""
+    """Images per step of each rank; unset: the experiment's."""
     ranks: int = 1
     """Processes that train together, as under torchrun; they share the loader workers."""
     exchange: str = "all_reduce"
-    """How GPUs exchange gradients: all_reduce, noop, no_sync, 100mbit (a link), data_parallel_2."""
+    """How ranks exchange gradients: all_reduce, over a link (100mbit), or not at all (noop,
+    no_sync); or one process divides each batch among GPUs (data_parallel_2)."""
     prefetcher: str = "none"
     """What fetches the next batch while the device works on this one."""
     device: str | None = None
-    """Where the training step runs; unset: cuda where it works, else simulated.
-    With simulated_sleeping, the host leaves its core to others while it waits for the GPU."""
+    """Where the training step runs; unset: cuda where it works, else simulated; simulated_sleeping
+    leaves the host's core to others while it waits for the GPU."""
     gpu_images_per_s: float | str | None = None
     """Simulated GPU only: images/s it trains with the model alone, in batches of the baseline's
     size, or the name of a GPU; unset: as `labkit calibrate` measured."""
@@ -116,7 +123,8 @@ class Settings:
     compile_model: bool = False
     """Compile the model with torch.compile, before the epochs; real devices only."""
     sync_every: int = 1
-    """Steps between host waits for the device (as `.item()` does); 0: only at the epoch's end."""
+    """Steps after which the training loop waits for the device, as `.item()` makes it; 0: only at
+    the end of an epoch."""
     checkpoint_every: int = 0
     """Steps between checkpoints of the model and its optimizer; 0: none."""
     checkpoint_to: str = "here"
@@ -126,24 +134,22 @@ class Settings:
     report_every: int = 0
     """Steps between reports (a log line, a metric sent to a server); 0: none."""
     report_to: str = "file"
-    """Where reports go: file, terminal, or a server that answers late, such as http_50ms; a thread
-    writes them in the background with file_thread, http_50ms_thread, …"""
-    report_loss: bool = True
-    """Reports contain the loss: `.item()` makes the host wait for the device."""
+    """Where reports go: file, terminal, or a server that answers late, such as http_50ms; with
+    _without_loss added, without the loss, for which the host waits; with _thread, by a thread."""
     metrics: str = "none"
     """How accuracy and confusion matrix are kept: none, in Python loops, or vectorized."""
     metrics_every: int = 1
-    """Steps between two batches on which metrics are computed."""
+    """Steps between computations of the metrics."""
     progress_bar: str = "none"
     """Progress bar of the training loop; tqdm_loss also shows the loss: `.item()` in every step."""
     epochs: int = 2
-    """Epochs per trial; the documents timed two."""
+    """Epochs that each variant trains in each block; the documents timed two."""
     cv2_threads: int = 0
-    """Argument of cv2.setNumThreads in every process; 0: single-threaded."""
+    """Threads of OpenCV in every process (cv2.setNumThreads); 0: none of its own."""
     torch_threads: int = 1
     """PyTorch's CPU threads in the training process; loader workers always use one."""
     on_bad_image: Literal["stop", "skip"] = "stop"
-    """Images that a chosen decoder cannot read: stop before measuring, or leave out for all."""
+    """What to do with images that cannot be decoded: stop before measuring, or leave them out."""
     seed: int = 0
     """Seed of the shuffling and of every random draw."""
 
@@ -244,8 +250,8 @@ def read_changes(text: str) -> dict[str, Any]:
     """Read what a variant of the user's own changes: "num_workers=8,decoder=pillow".
 
     Raises:
-        ValueError: an unknown setting or value, or one that names a place on this machine, as
-            labels are shared.
+        ValueError: an unknown setting or value, a setting that all variants share, or a value that
+            names a place on this machine, as labels are shared.
 
     Examples:
         >>> read_changes("num_workers=8, decoder=pillow")
@@ -254,8 +260,9 @@ def read_changes(text: str) -> dict[str, Any]:
     changes: dict[str, Any] = {}
     for part in text.split(","):
         name, _, word = (x.strip() for x in part.partition("="))
-        if name not in field_kinds() or name == "data" or "/" in word or "\\" in word:
-            known = ", ".join(name for name in field_kinds() if name != "data")
+        known_names = [name for name in field_kinds() if name not in SAME_FOR_ALL]
+        if name not in known_names or "/" in word or "\\" in word:
+            known = ", ".join(known_names)
             raise ValueError(
                 f"variant must be setting=value with one of {known}, got {part!r}; "
                 "several changes are separated by commas"
@@ -290,7 +297,7 @@ def with_new_names(stored: Mapping[str, Any]) -> dict[str, Any]:
     }
     removed = (
         "if_not_written", "profile", "device_speed", "order", "cached", "progress_loss",
-        "report_in_background",
+        "report_in_background", "report_loss",
     )  # fmt: skip
     kept = {new_names.get(name, name): x for name, x in stored.items() if name not in removed}
     if stored.get("cached") is not None:
@@ -299,8 +306,13 @@ def with_new_names(stored: Mapping[str, Any]) -> dict[str, Any]:
         kept["shuffle"] = stored["order"] != "sequential"
     if stored.get("progress_loss"):
         kept["progress_bar"] = {"tqdm": "tqdm_loss"}.get(stored.get("progress_bar"), "none")
-    if stored.get("report_in_background"):
-        kept["report_to"] = f"{stored.get('report_to', 'file')}{IN_THREAD}"
+    report_to = str(stored.get("report_to", Settings.report_to))
+    sink = report_to.removesuffix(IN_THREAD)
+    is_in_thread = sink != report_to or stored.get("report_in_background")
+    if stored.get("report_loss") is False:
+        sink += WITHOUT_LOSS
+    if sink != Settings.report_to or is_in_thread:
+        kept["report_to"] = sink + IN_THREAD * bool(is_in_thread)
     profile, speed = str(stored.get("profile", "calibrated")), stored.get("device_speed")
     simulated = SLEEPING if profile == "calibrated_sleeping" else "simulated"
     if "device" in stored:

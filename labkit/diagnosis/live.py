@@ -485,5 +485,5 @@ def supplying(live: LiveDiagnosis) -> Iterator[None]:
         else:
             live.end("the training ended before it was diagnosed")
         finally:
-            if live.diagnosis is not None:
+            if live._is_over:
                 HOOK.wait_for_drawers()

@@ -14,7 +14,7 @@ from labkit.experiments.sweep import SettingsOrVariant, change_all, full_only, s
 from labkit.machine import gpu
 from labkit.records import StepsAxis
 from labkit.runs.experiment import Variant, Variants, as_experiment
-from labkit.settings import IN_THREAD, Settings
+from labkit.settings import IN_THREAD, WITHOUT_LOSS, Settings
 
 NEAR = "http_5ms"  # a server in the local network answers in a few milliseconds
 
@@ -149,15 +149,20 @@ def logs(base: Settings) -> Variants:
 
     Source: [001] 5.1.
     """
-    base = replace(_loop_alone(base), report_to="file")
+    base = _loop_alone(base)
 
-    def printed(every: list[int], full: list[int]) -> dict[str, Variant]:
-        return sweep(base, "report_every", every, full=full, label=_every)
+    def printed(every: list[int], full: list[int], sink: str) -> dict[str, Variant]:
+        to_sink = replace(base, report_to=sink)
+        return sweep(to_sink, "report_every", every, full=full, label=_every)
 
-    unread = change_all(printed([1], full=[10, 100]), "{}, without the loss", report_loss=False)
-    to_file = printed([1, 10, 100], full=[]) | unread
-    to_terminal = change_all(to_file, "{}, terminal", report_to="terminal")
-    return printed([0], full=[]) | to_file | full_only(to_terminal)
+    def with_and_without_loss(sink: str) -> dict[str, Variant]:
+        unread = printed([1], full=[10, 100], sink=f"{sink}{WITHOUT_LOSS}")
+        unread = change_all(unread, "{}, without the loss")
+        return printed([1, 10, 100], full=[], sink=sink) | unread
+
+    to_terminal = change_all(with_and_without_loss("terminal"), "{}, terminal")
+    never = printed([0], full=[], sink="file")
+    return never | with_and_without_loss("file") | full_only(to_terminal)
 
 
 @as_experiment(
@@ -174,7 +179,7 @@ def metric_reports(base: Settings) -> Variants:
     near = sweep(replace(base, report_to=NEAR), "report_every", [1, 10, 100], label=_every)
     in_thread = change_all(near, "{}, in the background", report_to=f"{NEAR}{IN_THREAD}")
     often_in_thread = {label: in_thread[label] for label in ("every step, in the background",)}
-    others = change_all(near, "{}, without the loss", report_loss=False)
+    others = change_all(near, "{}, without the loss", report_to=f"{NEAR}{WITHOUT_LOSS}")
     # A distant server answers in some tens of milliseconds.
     others |= change_all(near, "{}, to a slower server", report_to="http_50ms")
     return {"never": base} | near | full_only(in_thread | others) | often_in_thread

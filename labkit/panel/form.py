@@ -18,14 +18,14 @@ from labkit import units
 from labkit.analysis.summary import in_common
 from labkit.experiments.device_speeds import has_roofline
 from labkit.experiments.request import Request, variant_like
-from labkit.machine import media
 from labkit.records import EPOCHS, effective_settings
-from labkit.resolve import TABLES, complete_here
+from labkit.resolve import NAME_EXAMPLES, TABLES, complete_here
 from labkit.runs.experiment import Experiment, Variant
 from labkit.runs.schedule import default_blocks
 from labkit.settings import (
     MODES,
     NUMBERS_OR_NAMES,
+    SAME_FOR_ALL,
     Settings,
     field_kinds,
     help_texts,
@@ -240,7 +240,7 @@ class _Variants:
         # A variant that is like this one is named by its values alone.
         self._unnamed = "" if experiment.has_groups else experiment.baseline
         used = effective_settings(experiment.kind)
-        names = [name for name in field_kinds() if name in used and name != "data"]
+        names = [name for name in field_kinds() if name in used and name not in SAME_FOR_ALL]
         self._name, self._help = widgets.Label(), widgets.HTML()
         self._ticks = row([])
         self._values = {name: _new_value(name) for name in names if name not in shared}
@@ -354,8 +354,8 @@ def _choices(name: str) -> tuple[str, ...]:
     kind, choices, _ = field_kinds()[name]
     if kind is bool:
         return ("yes", "no")
-    folders = media.media() if name == "storage" else ()
-    return (*(choices or TABLES.get(name, ())), *folders)
+    examples = NAME_EXAMPLES[name]() if name in NAME_EXAMPLES else ()
+    return choices or tuple(examples or TABLES.get(name, ()))
 
 
 def _tick(label: str) -> Widget:
@@ -391,7 +391,7 @@ def _control(name: str, start: Request) -> Widget:
     if field_kinds()[name][0] is bool:
         return widgets.Dropdown(options=[(AUTO, AUTO), ("yes", True), ("no", False)], **texts)
     choices = _choices(name)
-    if name == "storage" or name in NUMBERS_OR_NAMES:  # a folder's path, or a number
+    if name in NAME_EXAMPLES or name in NUMBERS_OR_NAMES:  # a folder's path, or a number
         return widgets.Combobox(options=[AUTO, *choices], **texts)
     if choices:
         given = start.settings.get(name)

@@ -31,12 +31,12 @@ from labkit.parts.decoding import Decoder
 from labkit.parts.packing.folder import find_annotations
 from labkit.parts.packing.manifest import ANNOTATIONS
 from labkit.parts.preprocessing import Preprocessor
-from labkit.parts.training.reporting import check_sink
+from labkit.parts.training.reporting import read_sink
 from labkit.records import UNKNOWN
 from labkit.report.words import check_baseline, how_measured, plain_labels, published_text, reason
 from labkit.resolve import find_part, label_samples, source_folder
 from labkit.runs.store import StoredRun
-from labkit.settings import IN_THREAD, Settings, pick
+from labkit.settings import Settings, pick
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 THREAD_LOADER = RECIPES / "thread_loader.py"
@@ -329,12 +329,11 @@ def _loop(settings: Settings) -> dict[str, object]:
             {"sync": False, "thread": True}, settings, "checkpoint_writer"
         )
     if settings.report_every:
-        check_sink(settings.report_to)
-        sink = settings.report_to.removesuffix(IN_THREAD)
+        sink = read_sink(settings.report_to)
         to_a_server = "logging.handlers.HTTPHandler('localhost:8000', '/', 'POST')"
-        values["LOG_HANDLER"] = Code(LOG_HANDLERS.get(sink, to_a_server))
-        values["LOG_IN_THREAD"] = sink != settings.report_to
-        values["LOG_LOSS"] = settings.report_loss
+        values["LOG_HANDLER"] = Code(LOG_HANDLERS.get(sink.kind, to_a_server))
+        values["LOG_IN_THREAD"] = sink.is_in_thread
+        values["LOG_LOSS"] = sink.shows_loss
     return values
 
 
@@ -378,7 +377,7 @@ def _differences(run: StoredRun, settings: Settings) -> Iterator[str]:
         yield "The run compiled its model: write model = torch.compile(model) below."
     if settings.storage != Settings.storage:
         yield f"The run read from storage {settings.storage!r}, this program reads from FOLDER."
-    if settings.report_every and settings.report_to.removesuffix(IN_THREAD) not in LOG_HANDLERS:
+    if settings.report_every and read_sink(settings.report_to).kind not in LOG_HANDLERS:
         yield f"The run sent its reports to {settings.report_to!r}: name your server below."
     if settings.checkpoint_every and settings.checkpoint_to != Settings.checkpoint_to:
         yield "The run saved its checkpoints elsewhere: change CHECKPOINT."

@@ -47,7 +47,7 @@ from labkit.runs.calibrated_device import is_calibrated, read_devices
 from labkit.runs.experiment import Experiment
 from labkit.runs.schedule import check_blocks
 from labkit.runs.store import StoredRun
-from labkit.settings import CORRECTED, MODES, Settings, pick
+from labkit.settings import CORRECTED, MODES, SAME_FOR_ALL, Settings, pick
 
 
 class BaselineSkipped(RuntimeError):  # noqa: N818 - no error: it is shown as skipped
@@ -233,7 +233,7 @@ def _describe_data(reader: Reader, data: str) -> Data:
 
 def _check_equal_work(variants: Mapping[str, Settings]) -> None:
     """Refuse variants whose settings ask for different work, whether or not they run here."""
-    for name in ("data", "images", "subset", "seed", "epochs", "on_bad_image"):
+    for name in SAME_FOR_ALL:
         values = sorted({str(getattr(settings, name)) for settings in variants.values()})
         if len(values) > 1:
             raise ValueError(

@@ -422,7 +422,7 @@ LOOPS = {
     "checkpoint in a thread": ({"checkpoint_every": 2, "checkpoint_writer": "thread"}, ""),
     "report": ({"report_every": 2, "report_to": "terminal"}, "step 4 loss "),
     "report in the background": (
-        {"report_every": 2, "report_to": "terminal_thread", "report_loss": False},
+        {"report_every": 2, "report_to": "terminal_without_loss_thread"},
         "step 4 \n",
     ),
     "metrics": ({"metrics": "vectorized"}, "correct: "),

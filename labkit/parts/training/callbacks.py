@@ -136,7 +136,7 @@ def _reports(settings: Settings, loss: Callable[[], float | None], stack: ExitSt
     stack.callback(reports.close)
 
     def report(number: int, batch: Mapping) -> None:
-        value = loss() if settings.report_loss else None
+        value = loss() if reports.shows_loss else None
         reports.write(f"step {number} loss {'-' if value is None else f'{value:.4f}'}")
 
     return Callback(every=settings.report_every, call=report, finish=reports.finish)

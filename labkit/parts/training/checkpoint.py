@@ -153,7 +153,7 @@ def checkpoint_folder(name: str) -> Path:
     Raises:
         Skip: the folder does not exist.
     """
-    folder = _media().get(name) or Path(name).expanduser()
+    folder = checkpoint_folders().get(name) or Path(name).expanduser()
     if not folder.is_dir():
         raise Skip(
             f"checkpoint_to must be an existing folder, got {folder}; create it, mount the disk "
@@ -169,10 +169,11 @@ def check_folder_name(name: str) -> None:
         ValueError: the message lists the choices.
     """
     if "/" not in name and os.sep not in name:
-        pick({**_media(), "a folder's path": None}, name, "checkpoint_to")
+        pick({**checkpoint_folders(), "a folder's path": None}, name, "checkpoint_to")
 
 
-def _media() -> dict[str, Path]:
+def checkpoint_folders() -> dict[str, Path]:
+    """Return the folders for checkpoints that have a name."""
     # A simulated disk slows reads only, so none can be chosen here.
     named = {name: folder for name, folder in media.media().items() if name != "data"}
     return {"here": Path.cwd(), "tmpfs": shared_memory.FOLDER, **named}

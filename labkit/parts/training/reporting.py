@@ -23,11 +23,12 @@ from functools import partial
 from http.client import HTTPConnection, HTTPException
 from logging.handlers import QueueHandler, QueueListener
 from pathlib import Path
+from typing import NamedTuple
 
 from labkit.contracts import Part, Skip
 from labkit.machine.helper import Helper
 from labkit.machine.late_server import PROGRAM
-from labkit.settings import IN_THREAD, pick
+from labkit.settings import IN_THREAD, WITHOUT_LOSS, pick
 
 HTTP = re.compile(r"http_(\d{1,5})ms")
 END = b"\0"  # ends a terminal's text: a closed one stays open in forked loader workers
@@ -37,8 +38,7 @@ class Reports:
     """Writes the reports of one trial.
 
     Args:
-        name: one of `SINKS`, or http_<delay>ms; with "_thread" at its end, a thread writes, and the
-            loop continues.
+        name: as of `read_sink`.
         folder: for files.
 
     Raises:
@@ -46,16 +46,17 @@ class Reports:
     """
 
     def __init__(self, name: str, folder: Path) -> None:
-        sink, is_in_thread = name.removesuffix(IN_THREAD), name.endswith(IN_THREAD)
-        delay = HTTP.fullmatch(sink)
-        self._sink = sink
-        self._handler = MetricClient(int(delay[1])) if delay else SINKS[sink](folder)
+        sink = read_sink(name)
+        delay = HTTP.fullmatch(sink.kind)
+        self.shows_loss = sink.shows_loss
+        self._sink = sink.kind
+        self._handler = MetricClient(int(delay[1])) if delay else SINKS[sink.kind](folder)
         # logging would print it and go on
         self._handler.handleError = self._note_failure  # type: ignore[method-assign]
         self._failure = ""
         self._logger = logging.Logger("reports")  # getLogger's would outlive the trial
         self._queue: queue.Queue = queue.Queue()
-        self._listener = QueueListener(self._queue, self._handler) if is_in_thread else None
+        self._listener = QueueListener(self._queue, self._handler) if sink.is_in_thread else None
         if self._listener:
             self._logger.addHandler(QueueHandler(self._queue))
             self._listener.start()
@@ -195,15 +196,28 @@ SINKS: dict[str, Callable[[Path], logging.Handler]] = {
 }
 
 
-def check_sink(name: str) -> None:
-    """Refuse what is neither in `SINKS` nor http_<delay>ms, each also with "_thread" at its end.
+class Sink(NamedTuple):
+    """Where reports go, and how."""
+
+    kind: str
+    """One of `SINKS`, or http_<delay>ms."""
+    shows_loss: bool
+    """Reports contain the loss, for which the host waits."""
+    is_in_thread: bool
+    """A thread writes, and the loop continues."""
+
+
+def read_sink(name: str) -> Sink:
+    """Read a sink: file, http_50ms, … with "_without_loss" and "_thread", or one, after it.
 
     Raises:
-        ValueError: the message lists the choices.
+        ValueError: there is no such sink; the message lists the choices.
     """
-    sink = name.removesuffix(IN_THREAD)
-    if not HTTP.fullmatch(sink):
-        pick({**SINKS, "http_<delay>ms, such as http_50ms": None}, sink, "report_to")
+    with_loss_or_not = name.removesuffix(IN_THREAD)
+    kind = with_loss_or_not.removesuffix(WITHOUT_LOSS)
+    if kind not in SINKS and not HTTP.fullmatch(kind):
+        pick({**SINKS, "http_<delay>ms, such as http_50ms": None}, name, "report_to")
+    return Sink(kind, kind == with_loss_or_not, with_loss_or_not != name)
 
 
 class TqdmBar:

@@ -74,7 +74,7 @@ def opened(stack, tmp_path, device=None, step=None, **settings):
     ("settings", "waits"),
     [
         ({"report_every": 1}, True),
-        ({"report_every": 1, "report_loss": False}, False),
+        ({"report_every": 1, "report_to": "file_without_loss"}, False),
         ({"checkpoint_every": 1}, True),
         ({"metrics": "loops"}, True),
         ({"metrics": "vectorized"}, False),

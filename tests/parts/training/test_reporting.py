@@ -20,7 +20,7 @@ from labkit.parts.training.reporting import (
     SINKS,
     Reports,
     Terminal,
-    check_sink,
+    read_sink,
 )
 from tests.processes import left, newest_child
 
@@ -59,11 +59,13 @@ def own(monkeypatch):
     return handler
 
 
-@pytest.mark.parametrize("name", ["htp", "http_ms", "http_-5ms", "http_5s", "notebook", ""])
+@pytest.mark.parametrize(
+    "name", ["htp", "file_thread_without_loss", "http_ms", "http_-5ms", "http_5s", "notebook", ""]
+)
 def test_an_unknown_sink_is_refused_with_the_choices(name):
     choices = "file, http_<delay>ms, such as http_50ms, terminal"
     with pytest.raises(ValueError) as refused:
-        check_sink(name)
+        read_sink(name)
     assert str(refused.value) == f"report_to must be one of {choices}, got {name!r}"
 
 
