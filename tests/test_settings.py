@@ -53,6 +53,19 @@ def test_the_simulated_gpus_of_earlier_versions_are_read(stored, expected):
     assert read_settings(stored) == (Settings(**expected), {})
 
 
+@pytest.mark.parametrize(
+    ("stored", "report_to"),
+    [
+        ({"report_loss": True}, "file"),
+        ({"report_loss": False}, "file_without_loss"),
+        ({"report_loss": False, "report_to": "http_5ms_thread"}, "http_5ms_without_loss_thread"),
+        ({"report_in_background": True, "report_to": "terminal"}, "terminal_thread"),
+    ],
+)
+def test_the_reports_of_earlier_versions_are_read(stored, report_to):
+    assert read_settings(stored) == (Settings(report_to=report_to), {})
+
+
 @pytest.mark.parametrize("given", [460, 460.0, "460"])
 def test_the_speed_of_a_gpu_is_a_number_also_as_text(given):
     assert Settings(gpu_images_per_s=given).gpu_images_per_s == 460.0

@@ -12,7 +12,7 @@ from labkit.experiments.request import Request
 from labkit.machine import hardware
 from labkit.panel.form import Form
 from labkit.records import EPOCHS, effective_settings
-from labkit.settings import AS_PUBLISHED, help_texts
+from labkit.settings import AS_PUBLISHED, SAME_FOR_ALL, help_texts
 
 
 def help_of(form, text):
@@ -153,12 +153,37 @@ def test_values_that_are_filled_in_make_variants_like_the_baseline_or_another(
 
 
 @pytest.mark.parametrize(
-    ("setting", "offered"), [("decoder", {"pillow", "simplejpeg"}), ("pin_memory", {"yes", "no"})]
+    ("setting", "offered"),
+    [
+        ("decoder", {"pillow", "simplejpeg"}),
+        ("pin_memory", {"yes", "no"}),
+        ("report_to", {"file", "http_50ms", "file_without_loss"}),
+        ("checkpoint_to", {"here", "tmpfs"}),
+        ("exchange", {"no_sync", "100mbit"}),
+    ],
 )
 def test_the_values_of_another_setting_are_offered(setting, offered):
     form = Form(Request(experiment="workers"))
     labelled(form.box, "another setting").value = setting
-    assert offered <= {*labelled(form.box, "=").options}
+    values = labelled(form.box, "=").options
+    assert offered <= {*values}
+    for value in values:
+        fill(form, another(setting, value))
+        form.add()
+    assert len(form.request().added) >= len(values) - 1  # one is the baseline's
+
+
+def test_names_are_offered_where_others_are_possible():
+    form = Form(Request(experiment="workers"))
+    control = labelled(form.box, "report_to")
+    assert "http_50ms" in control.options
+    control.value = "http_7ms"
+    assert form.request().build().settings["no workers"].report_to == "http_7ms"
+
+
+def test_what_all_variants_share_is_no_variants_setting():
+    form = Form(Request(experiment="workers"))
+    assert not {*SAME_FOR_ALL} & {*labelled(form.box, "another setting").options}
 
 
 def test_a_value_that_is_there_is_ticked_and_an_added_one_may_be_the_baseline():
@@ -202,8 +227,8 @@ def test_a_value_that_full_mode_measures_anyway_is_shown_once_there():
         ("lookups", "num_workers=8", "add must be left out of lookups, which times single "),
         ("preprocessing", "vectorized, preprocessor=on_device", "which is 'simplified'"),
         ("preprocessing", "simple, num_workers=8", "variant must be setting=value with one of "),
-        *(("workers", text, "variant must be setting=value with one of images, ")
-          for text in ("workers=3", "data=/home/ada", "storage=/home/ada")),
+        *(("workers", text, "variant must be setting=value with one of storage, ")
+          for text in ("workers=3", "data=/home/ada", "storage=/home/ada", "epochs=3")),
         ("workers", "num_workers=many", "num_workers must be a whole number, got 'many'"),
         ("workers", "pin_memory=maybe", "pin_memory must be yes or no, got 'maybe'"),
     ],
