@@ -244,7 +244,9 @@ def requests(draw):
     labels = [*whole.measured(in_full=MODES[mode].judged)]
     can_add = whole.kind == EPOCHS and not whole.has_groups
     more = draw(st.lists(st.integers(70, 99), max_size=2, unique=True)) if can_add else []
-    added = tuple(f"num_workers={number}" for number in more)
+    # Another one with the settings of all is refused.
+    given = request.settings.get("num_workers")
+    added = tuple(f"num_workers={number}" for number in more if number != given)
     kept = draw(st.lists(st.sampled_from(labels), min_size=1, unique=True))
     kept = [label for label in labels if label in kept]
     variants = (*kept, *added) if len(kept) < len(labels) else ()

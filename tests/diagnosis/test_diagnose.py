@@ -29,6 +29,7 @@ from labkit.diagnosis.facts import Batch, Facts, Stages
 from labkit.diagnosis.gpu import find_device
 from labkit.diagnosis.rules import conclude, propose
 from labkit.diagnosis.say import screen
+from labkit.diagnosis.thresholds import STALL_S
 from labkit.diagnosis.verify import try_remedies
 from labkit.machine import shared_memory
 from labkit.machine.clock import SystemClock
@@ -407,7 +408,7 @@ def test_cpu_time_is_counted_from_the_wait_for_the_first_batch_that_counts():
     # However long it waits for a core.
     busy = Made(lambda _, i: compute(0.05, time.thread_time) or pixels(i))
     loader = DataLoader(busy, batch_size=2)
-    assert Loop(loader, print).run("alone", loader, 0.0).cpu_s == pytest.approx(0.1, rel=0.1)
+    assert Loop(loader, print).run("alone", loader, 0.0).cpu_s == pytest.approx(0.1, rel=0.3)
 
 
 def test_slow_steps_need_not_be_eight(monkeypatch):
@@ -625,7 +626,7 @@ def test_a_dead_worker_is_noticed_also_outside_the_main_thread(tmp_path):
     thread.start()
     thread.join(PATIENCE_S)
     assert "a loader worker ended" in found[0].broken
-    assert found[1] - told.stat().st_mtime < 5
+    assert found[1] - told.stat().st_mtime < STALL_S  # from when on nothing is waited for
 
 
 def only_here(_, i):

@@ -271,8 +271,8 @@ seen, left_s = [], []
 signal.signal(signal.SIGUSR1, lambda *_: seen.append(1))
 try:
     for batch in loader():
-        left_s.append(signal.setitimer(signal.ITIMER_REAL, 0.005)[0])
         try:
+            left_s.append(signal.setitimer(signal.ITIMER_REAL, 0.005)[0])
             time.sleep(5)
         except TimeoutError:
             signal.alarm(60)

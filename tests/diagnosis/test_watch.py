@@ -1,5 +1,6 @@
 """A watched training runs as before, alone, as ranks and under signals."""
 
+import contextlib
 import json
 import os
 import random
@@ -428,11 +429,14 @@ def test_a_script_that_is_no_python_ends_as_in_python(tmp_path):
 
 
 def free_port():
+    """Find a port that no other program is given when it asks for any."""
     import socket
 
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
+    for port in random.Random(os.getpid()).sample(range(20_000, 30_000), 100):
+        with socket.socket() as one, contextlib.suppress(OSError):
+            one.bind(("127.0.0.1", port))
+            return port
+    raise OSError("no port is free")
 
 
 TORCHRUN = ["--standalone", "--nproc-per-node", "2"]

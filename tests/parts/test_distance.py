@@ -25,6 +25,7 @@ from labkit.resolve import complete_here, open_data, open_reader, resolve
 from labkit.runs.check_simulated import check_rates
 from labkit.runs.staging import staged
 from labkit.runs.thresholds import MAX_RATE_ERROR_SHARE
+from tests.processes import PATIENCE_S
 
 # --- the server -----------------------------------------------------------------------------
 
@@ -234,7 +235,7 @@ def test_a_runner_that_is_killed_leaves_no_server_and_its_copy_goes_with_the_nex
     ended = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True)
     assert ended.returncode == -9
     with contextlib.suppress(psutil.NoSuchProcess):
-        psutil.Process(int(ended.stdout.split()[-1])).wait(60)
+        psutil.Process(int(ended.stdout.split()[-1])).wait(PATIENCE_S)
     assert list(var.rglob("*.jpg")) != []  # a killed process cannot clean up
     with stage(settings_for(photos, storage="far_0ms_7000mbit_staged", cache="warm")):
         assert not [path for path in var.iterdir() if "8000mbit" in path.name]

@@ -25,7 +25,7 @@ from labkit.machine.page_cache import evict
 from labkit.parts.packing.folder import open_folder
 from labkit.parts.storage import slow_disk
 from labkit.runs.thresholds import MAX_RATE_ERROR_SHARE, RATE_TRIES
-from tests.processes import until
+from tests.processes import PATIENCE_S, until
 
 needs_disk = pytest.mark.skipif(bool(why_no_throttled_disk()), reason=why_no_throttled_disk())
 ROOM = {"data_bytes": 3_000_000, "files": 30}
@@ -221,7 +221,7 @@ def test_a_living_runs_disk_is_left_alone_and_a_killed_runs_is_removed(
         signal.pause()
 
     owner = start(own)
-    assert is_up.wait(60)
+    assert is_up.wait(PATIENCE_S)
     with monkeypatch.context() as patch:
         patch.setattr(slow_disk, "WAIT_S", 0.2)
         reason = f"throttled disk: {place} is in use by another run; wait until that has ended"

@@ -230,7 +230,7 @@ class TestErrors:
             made.append(i)
             if i == 1:  # in the other thread, which is still busy when the first sample fails
                 failing.wait(PATIENCE_S)
-                time.sleep(0.05)
+                time.sleep(0.5)  # until the loader has noted it
                 return i
             failing.set()
             raise KeyError("disk gone")

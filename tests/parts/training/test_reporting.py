@@ -22,7 +22,7 @@ from labkit.parts.training.reporting import (
     Terminal,
     read_sink,
 )
-from tests.processes import left, newest_child
+from tests.processes import PATIENCE_S, left, newest_child
 
 LINES = [f"step {step} loss {1 / step:.4f} ü" for step in range(1, 201)]
 EVERY_SINK = [*SINKS, "http_0ms"]
@@ -43,7 +43,7 @@ class Handler(logging.Handler):
         self.go.set()
 
     def emit(self, record):
-        assert self.go.wait(60)
+        assert self.go.wait(PATIENCE_S)
         self.lines.append(record.getMessage())
         if record.getMessage() in self.fails:
             try:
