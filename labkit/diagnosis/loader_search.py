@@ -155,28 +155,28 @@ def other_candidates(trials: Trials, best: Arguments) -> list[Arguments]:
     if best.num_workers:
         if "persistent_workers" in changeable:
             choices["persistent_workers"] = [now.persistent_workers, not now.persistent_workers]
-        if "prefetch_factor" in changeable:
-            choices["prefetch_factor"] = _prefetch_factors(trials, best)
         if best.in_order != now.in_order:  # batches ahead may help as much, and keep the order
             choices["in_order"] = [now.in_order, best.in_order]
     first = [values[0] for values in choices.values()]
     candidates = [Arguments(*values) for values in itertools.product(*choices.values())]
+    if best.num_workers and "prefetch_factor" in changeable:
+        candidates += [_with_other_prefetch_factor(trials, each) for each in candidates]
 
     def changes(candidate: Arguments) -> tuple[bool, int]:
         differ = sum(value != kept for value, kept in zip(candidate, first))
         return candidate.in_order != now.in_order, differ
 
-    return sorted(candidates, key=changes)
+    return sorted(dict.fromkeys(candidates), key=changes)
 
 
-def _prefetch_factors(trials: Trials, best: Arguments) -> list[int]:
-    own = best.prefetch_factor
-    # The first one whose batches fit is tried.
-    deeper = [n for n in (8, 4) if n > own]
-    fitting = [n for n in deeper if not trials.why_not(best._replace(prefetch_factor=n))]
+def _with_other_prefetch_factor(trials: Trials, arguments: Arguments) -> Arguments:
+    # The first one whose batches fit is tried.  Where the order is free, a batch waits behind what
+    # a slow worker was given before: fewer ahead.
+    deeper = [n for n in ((8, 4) if arguments.in_order else (4,)) if n > arguments.prefetch_factor]
+    fitting = [n for n in deeper if not trials.why_not(arguments._replace(prefetch_factor=n))]
     # What does not fit stays a candidate, so that the reason is shown.
-    others = fitting[:1] or deeper[-1:] or [DEFAULT_PREFETCH_FACTOR]
-    return list(dict.fromkeys([own, *others]))
+    (other,) = fitting[:1] or deeper[-1:] or [DEFAULT_PREFETCH_FACTOR]
+    return arguments._replace(prefetch_factor=other)
 
 
 def changes_of(now: Arguments, best: Arguments) -> dict[str, Any]:

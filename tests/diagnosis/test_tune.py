@@ -151,6 +151,11 @@ CHANGED = {
         lambda a: 1.0 if a.num_workers < 2 or a.in_order else 0.6,
         Arguments(0), {"num_workers": 2, "in_order": False},
     ),
+    "fewer batches ahead suit a free order": (
+        lambda a: {2: 0.6, 4: 0.5}.get(a.prefetch_factor, 0.7)
+        if a.num_workers > 1 and not a.in_order else 1.0,
+        Arguments(0), {"num_workers": 2, "in_order": False, "prefetch_factor": 4},
+    ),
     "workers that take long to start are kept": (
         lambda a: by_workers(a) + (a.num_workers > 0 and not a.persistent_workers),
         Arguments(0), {"num_workers": 3, "persistent_workers": True},
