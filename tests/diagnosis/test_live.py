@@ -185,7 +185,7 @@ ready = queue.Queue()
 class Computed(Slow):
     def __getitem__(self, i):
         # A process that ends in the midst of this aborts: the thread cannot be unwound.
-        return torch.rand(1_000_000).sort().values[:8], i % 3
+        return torch.rand(200_000).sort().values[:8], i % 3
 
 def load():
     for batch in DataLoader(Computed(), batch_size=2):
