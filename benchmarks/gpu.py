@@ -231,16 +231,18 @@ def emulate(site: Site) -> Iterator[Row]:
     with patch.dict(
         DEVICES, {"simulated": DevicePart(partial(with_copies, speeds), is_simulated=True)}
     ):
+        on_real = {"device": site.device}
+        own_rate = gpu_rate(complete_here(replace(known["original"], **on_real, **size)))
         for times in repeated:
-            on_real = {"device": site.device, "gpu_slowdown": times}
-            step = f"trained {units.count(times, 'time')}"
-            rate = gpu_rate(complete_here(replace(known["original"], **on_real, **size)))
+            step, rate = f"trained {units.count(times, 'time')}", own_rate / times
             yield f"{step}: this device with the model alone", units.rate(rate), ""
             other = {"device": "simulated", "gpu_images_per_s": rate}
             if site.is_small:  # a CPU is so slow that the simulated one would take long
                 other["gpu_images_per_s"] = SIMULATED["gpu_images_per_s"]
             for name, settings in known.items():
-                real[f"{name}, {step}"] = replace(settings, **on_real)
+                real[f"{name}, {step}"] = lab.Variant(
+                    settings=replace(settings, **on_real), task={"gpu_slowdown": times}
+                )
                 simulated[f"{name}, {step}, simulated"] = replace(settings, **other)
         whole = lab.Experiment(
             "real_steps",

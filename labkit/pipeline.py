@@ -26,7 +26,7 @@ from labkit.machine import shared_memory
 from labkit.machine.clock import Clock
 from labkit.parts.loading.source import Outside
 from labkit.parts.preprocessing import device_bytes, typical_arrays
-from labkit.parts.training import Step, repeated
+from labkit.parts.training import Step
 from labkit.recipes.thread_loader import join
 from labkit.resolve import Resolved, own_parts, register, resolve
 from labkit.settings import Settings
@@ -455,6 +455,6 @@ def build(
         source=source,
         loader=loader,
         device=device,
-        step=repeated(parts.step(settings, device), settings.gpu_slowdown),
+        step=parts.step(settings, device),
         device_bytes=device_bytes(*charged) if parts.charges_device else 0,
     )

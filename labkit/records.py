@@ -620,6 +620,16 @@ class RunInfo:
         check_positive("x", x)
         return x
 
+    def gpu_slowdown_of(self, variant: str) -> int:
+        """Return how many times a variant trains on each batch; 2: as a device of half the speed.
+
+        Raises:
+            ValueError: it is no number above 0.
+        """
+        times: Any = self.tasks.get(variant, {}).get("gpu_slowdown", 1)
+        check_positive("gpu_slowdown", times)
+        return times
+
     def settings_of(self, variant: str) -> dict[str, Plain]:
         """Return the settings of a variant that have an effect, by name, unknown ones too."""
         names = effective_settings(self.kind)

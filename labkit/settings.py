@@ -27,7 +27,7 @@ LEAST = {
     "images": 1, "num_workers": 0, "prefetch_factor": 1, "batch_size": 1,
     "sync_every": 0, "epochs": 1, "cv2_threads": 0, "torch_threads": 1, "seed": 0,
     "jitter_ms": 0, "checkpoint_every": 0, "report_every": 0, "metrics_every": 1,
-    "ranks": 1, "gpu_slowdown": 1,
+    "ranks": 1,
 }  # fmt: skip
 # End the name of a sink: its reports do not contain the loss; a thread writes them.
 WITHOUT_LOSS, IN_THREAD = "_without_loss", "_thread"
@@ -112,8 +112,6 @@ class Settings:
     size, or the name of a GPU; unset: as `labkit calibrate` measured."""
     step: str | None = None
     """What trains on a batch; unset: the preprocessor's model, or timed on a simulated GPU."""
-    gpu_slowdown: int = 1
-    """Times that each batch is trained on; 2 stands for a device of half the speed."""
     loss: str = "vectorized"
     """How the detector's loss is written: for the whole batch at once, or as loops over boxes."""
     precision: Literal["fp32", "amp"] = "fp32"
@@ -291,13 +289,12 @@ def with_new_names(stored: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings that earlier versions wrote as today's."""
     new_names = {
         "start_method": "multiprocessing_context",
-        "step_repeats": "gpu_slowdown",
         "stored": "storage_format",
         "saver": "checkpoint_writer",
     }
     removed = (
         "if_not_written", "profile", "device_speed", "order", "cached", "progress_loss",
-        "report_in_background", "report_loss",
+        "report_in_background", "report_loss", "gpu_slowdown", "step_repeats",
     )  # fmt: skip
     kept = {new_names.get(name, name): x for name, x in stored.items() if name not in removed}
     if stored.get("cached") is not None:

@@ -34,8 +34,8 @@ from labkit.settings import Settings
 
 # Settings on which the rate of a real device with the model alone depends.
 STEP = (
-    "step", "gpu_slowdown", "loss", "precision", "memory_format", "compile_model", "input_px",
-    "batch_size", "ranks", "exchange",
+    "step", "loss", "precision", "memory_format", "compile_model", "input_px", "batch_size",
+    "ranks", "exchange",
 )  # fmt: skip
 
 
@@ -147,16 +147,15 @@ def unequal_work(info: RunInfo, trials: Sequence[AnyTrial]) -> dict[str, str]:
             facts, base_facts = (info.facts_of(one.variant) for one in (trial, base))
             apart = ""
             if _is_same_data(trial, base, facts, base_facts):
-                apart = _other_work(trial, base, facts, base_facts, is_same_size=is_same_size)
+                apart = _other_work(info, trial, base, is_same_size=is_same_size)
             if apart:
                 reasons[trial.variant] = f"not the same work as {base.variant}: {apart}"
     return reasons
 
 
-def _other_work(
-    trial: Trial, base: Trial, facts: Facts, base_facts: Facts, *, is_same_size: bool
-) -> str:
+def _other_work(info: RunInfo, trial: Trial, base: Trial, *, is_same_size: bool) -> str:
     """Compare the last batches, and the losses of batches of the same size."""
+    facts, base_facts = (info.facts_of(one.variant) for one in (trial, base))
     is_outside = facts.loads_outside or base_facts.loads_outside
     of_pixels = ["decoder", "preprocessor", "storage_format"]
     if is_outside:  # loaders that preprocess by themselves round in ways of their own
@@ -176,7 +175,7 @@ def _other_work(
     if not apart and not is_comparable:
         apart = _loss_that_is_no_number(trial)
     elif not apart and is_same_size:
-        apart = _other_loss(trial, base, same_pixels, on_cpu=base_facts.is_on_cpu)
+        apart = _other_loss(info, trial, base, same_pixels)
     return apart
 
 
@@ -218,13 +217,15 @@ def _planes(name: str, mean: float | list[float]) -> list[tuple[str, float]]:
     return [(name, mean)]
 
 
-def _other_loss(trial: Trial, base: Trial, same_pixels: bool, *, on_cpu: bool) -> str:
+def _other_loss(info: RunInfo, trial: Trial, base: Trial, same_pixels: bool) -> str:
     """Compare the last losses of the same training."""
     if None in (trial.loss, base.loss) or not _are_same(trial, base, ("step", "exchange")):
         return ""
-    rounding = ("precision", "memory_format", "compile_model", "gpu_slowdown")
-    if not _are_same(trial, base, rounding):
+    slowdown, base_slowdown = (info.gpu_slowdown_of(one.variant) for one in (trial, base))
+    rounding = ("precision", "memory_format", "compile_model")
+    if slowdown != base_slowdown or not _are_same(trial, base, rounding):
         return _other_first_loss(trial, base, same_pixels)
+    on_cpu = info.facts_of(base.variant).is_on_cpu
     most, floor = MAX_LOSS_DIFFERENCE, LOSS_TOLERANCE
     if not same_pixels:
         most = MAX_LOSS_DIFFERENCE_OTHER_PIXELS

@@ -187,20 +187,22 @@ def _beside_the_device(info: RunInfo, rows: Sequence[Row]) -> list[Row]:
     own_rate, load_alone = calibration.device_images_per_s, calibration.load_images_per_s
     measured_load = _loading_rate(info, rows) or load_alone
     is_trained = not info.facts_of(info.baseline).trains_nothing
+    at_speeds = any("x" in task for task in info.tasks.values())
     completed = []
     for row in rows:
         base = bases[row.group]
         base_settings, own = info.variants[base.variant], _devices(base)
         settings, x = info.variants[row.variant], info.x_of(row.variant)
-        facts, device = info.facts_of(row.variant), own_rate and own_rate / settings.gpu_slowdown
+        facts, slowdown = info.facts_of(row.variant), info.gpu_slowdown_of(row.variant)
+        device = own_rate and own_rate / slowdown
         if not is_trained:  # on no device
             row = replace(row, hardware=tuple(h for h in row.hardware if h.kind != "device"))
         elif x and facts.is_simulated:
             row = _at_speed(row, load_alone and x * load_alone, measured_load)
-        elif info.tasks and row.images_per_s and not (facts.is_simulated or facts.leaves_out):
+        elif at_speeds and row.images_per_s and not (facts.is_simulated or facts.leaves_out):
             row = _at_speed(row, device, measured_load)
         elif (
-            not (info.tasks or info.kind == ROOFLINE)
+            not (at_speeds or info.kind == ROOFLINE)
             and _devices(row) == own
             and (
                 facts.is_simulated
@@ -230,7 +232,7 @@ def _loading_rate(info: RunInfo, rows: Sequence[Row]) -> float | None:
     alone = [rate for label, rate in steady.items() if info.facts_of(label).trains_nothing]
     beside = [rate for label, rate in steady.items() if (info.x_of(label) or 0) >= 2]
     rates = alone or beside
-    return statistics.geometric_mean(rates) if rates and info.tasks else None
+    return statistics.geometric_mean(rates) if rates else None
 
 
 def _devices(row: Row) -> set[Hardware]:

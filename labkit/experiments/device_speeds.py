@@ -122,7 +122,7 @@ def over_device_speeds(experiment: Experiment, cache: str | None = None) -> Expe
         (label for label, settings in kept.items() if settings == wanted), next(iter(kept))
     )
     # The first variant of a group is its baseline.
-    kept = change_all({baseline: kept[baseline], **kept}, device=device, epochs=1, gpu_slowdown=1)
+    kept = change_all({baseline: kept[baseline], **kept}, device=device, epochs=1)
     is_real = not find_part(DevicePart, device).is_simulated
     steps = {label: [getattr(settings, name) for name in STEP] for label, settings in kept.items()}
     if is_real and (others := [label for label in kept if steps[label] != steps[baseline]]):

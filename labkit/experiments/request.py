@@ -127,7 +127,7 @@ class Request:
         """Refuse what a roofline decides itself, instead of dropping it silently."""
         decided = {"mode": ("quick", "full"), "protocol": (CORRECTED,)}
         given = {"mode": self.mode, "protocol": self.protocol, **self.settings}
-        for name, choices in {**decided, "epochs": (1,), "gpu_slowdown": (1,)}.items():
+        for name, choices in {**decided, "epochs": (1,)}.items():
             if given.get(name, choices[0]) not in choices:
                 raise ValueError(
                     f"{name} must be {' or '.join(map(str, choices))} for a roofline, got "

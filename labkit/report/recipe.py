@@ -506,8 +506,8 @@ def _result(run: StoredRun, summary: Summary, row: Row, *, is_chosen: bool) -> I
         if row.published is not None:
             measured += f"; the document reported {published_text(summary, row)}"
         yield measured
-    if own.gpu_slowdown > 1:
-        yield f"The run trained on each batch {own.gpu_slowdown} times, this program does once."
+    if (times := run.info.gpu_slowdown_of(row.variant)) > 1:
+        yield f"The run trained on each batch {times} times, this program does once."
     if summary.is_floor(row.variant):
         yield "It does only part of the baseline's work, so it is a limit and no remedy."
     yield f"Conditions: {' · '.join([*how_measured(summary), *plain_labels(summary)])}"

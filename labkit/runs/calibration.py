@@ -184,8 +184,7 @@ def measure_gpu(run: ActiveRun) -> None:
     if not (own or beside) or getattr(calibration, name) is not None:
         return
     run.progress.say("measuring this machine's GPU with the model alone")
-    alone: dict[str, Any] = {"gpu_slowdown": 1, "ranks": 1, "exchange": Settings.exchange}
-    settings = replace(run.baseline, images=calibration.images, **alone)
+    settings = replace(run.baseline, images=calibration.images, ranks=1, exchange=Settings.exchange)
     if not own:
         step = find_part(Preprocessor, settings.preprocessor).batch
         settings = replace(settings, device="cuda", gpu_images_per_s=None, step=step)

@@ -64,6 +64,7 @@ def measure_epochs(run: ActiveRun, label: str) -> dict[str, Any]:
         settings=settings,
         excluded=run.info.excluded,
         last_images=run.info.compared_images,
+        gpu_slowdown=run.info.gpu_slowdown_of(label),
     )
     # What a probe measured the medium to be outranks its name.
     staged = run.info.storages[settings.storage]

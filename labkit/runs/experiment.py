@@ -26,7 +26,8 @@ class Variant:
     """How it is named in its group; unset: by its label."""
     task: Mapping[str, Any] = field(default_factory=dict)
     """What its trials need beside the settings: "x", the device's rate ÷ the baseline's loading
-    rate; or an operation, its library, and the numbers that its inputs are made from."""
+    rate; "gpu_slowdown", the times that each batch is trained on; or an operation, its library, and
+    the numbers that its inputs are made from."""
     published: float | None = None
     """The document's normalized time, where it gives one."""
     full_only: bool = False

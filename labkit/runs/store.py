@@ -302,6 +302,7 @@ def _migrate(stored: Mapping[str, Any]) -> Facts:
     if "facts" not in facts and fits(facts.get("variants"), dict[str, dict[str, Plain]]):
         named = {label: with_new_names(own) for label, own in facts["variants"].items()}
         facts["facts"] = record_facts(named)
+    facts |= _slowdowns_in_tasks(facts)
     if fits(storages := facts.get("storages"), dict[str, dict[str, Any]]):
         facts["storages"] = {name: _with_hardware(own) for name, own in storages.items()}
     if isinstance(rates := facts.get("calibration"), dict) and "gpu_images_per_s" in rates:
@@ -309,6 +310,19 @@ def _migrate(stored: Mapping[str, Any]) -> Facts:
     if isinstance(shared := facts.get("shared"), dict):
         facts["shared_from"] = shared.get("from")
     return facts
+
+
+def _slowdowns_in_tasks(stored: Facts) -> Facts:
+    """Return the tasks of a run whose variants had the setting gpu_slowdown, or step_repeats."""
+    variants, tasks = stored.get("variants"), stored.get("tasks", {})
+    if not all(fits(each, dict[str, dict[str, Plain]]) for each in (variants, tasks)):
+        return {}
+    slowed = {
+        label: {**tasks.get(label, {}), "gpu_slowdown": times}
+        for label, own in variants.items()
+        if fits(times := own.get("gpu_slowdown", own.get("step_repeats", 1)), int) and times > 1
+    }
+    return {"tasks": {**tasks, **slowed}}
 
 
 def _with_hardware(storage: Facts) -> Facts:

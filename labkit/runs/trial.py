@@ -20,7 +20,7 @@ from labkit.machine.disturbance import disturbance, since
 from labkit.machine.usage import Usage, own_cpu_s
 from labkit.parts import training
 from labkit.parts.storage.cache_state import together
-from labkit.parts.training import exchange
+from labkit.parts.training import exchange, repeated
 from labkit.parts.training.callbacks import NONE, Callbacks, open_callbacks
 from labkit.pipeline import Pipeline, build
 from labkit.records import Epoch
@@ -54,7 +54,11 @@ def warm_up(pipeline: Pipeline) -> None:
 
 
 def open_trial(
-    settings: Settings, clock: Clock, excluded: frozenset[int], rank: int = 0
+    settings: Settings,
+    clock: Clock,
+    excluded: frozenset[int],
+    rank: int = 0,
+    gpu_slowdown: int = 1,
 ) -> tuple[Pipeline, dict[str, Any]]:
     """Open a pipeline in this process, ready for its first epoch.
 
@@ -63,6 +67,7 @@ def open_trial(
         clock: what the simulated GPU tells the time by.
         excluded: indices of unreadable images.
         rank: of this process; the first prepares the files of all.
+        gpu_slowdown: times that each batch is trained on.
 
     Returns:
         The pipeline, warmed up, and the proof of its cache state, which `prove_cache` completes.
@@ -71,6 +76,7 @@ def open_trial(
 
     torch.set_num_threads(settings.torch_threads)
     pipeline = build(settings, clock, excluded=excluded, rank=rank)
+    pipeline = replace(pipeline, step=repeated(pipeline.step, gpu_slowdown))
     pipeline.source.start_worker(0)
     warm_up(pipeline)
     proof = {} if rank else pipeline.source.prepare_cache(settings.cache)
@@ -83,6 +89,7 @@ def measure(
     *,
     excluded: frozenset[int] = frozenset(),
     last_images: int | None = None,
+    gpu_slowdown: int = 1,
 ) -> dict[str, Any]:
     """Measure one trial in this process.
 
@@ -91,6 +98,7 @@ def measure(
         excluded: indices of unreadable images.
         last_images: of each epoch, those that are compared with other variants'; unset: the last
             batch.
+        gpu_slowdown: times that each batch is trained on, in place of a slower device.
 
     Returns:
         The measured fields of `Trial`.
@@ -99,14 +107,16 @@ def measure(
         ValueError: settings that cannot work, or an image that cannot be decoded.
         Skip: the variant cannot run here, or its cache state cannot be produced.
     """
-    with Ranks(settings, partial(_train_along, settings, excluded)) as ranks:
-        return _measure(settings, excluded, ranks, last_images)
+    with Ranks(settings, partial(_train_along, settings, excluded, gpu_slowdown)) as ranks:
+        return _measure(settings, excluded, gpu_slowdown, ranks, last_images)
 
 
-def _train_along(settings: Settings, excluded: frozenset[int], ranks: Ranks) -> None:
+def _train_along(
+    settings: Settings, excluded: frozenset[int], gpu_slowdown: int, ranks: Ranks
+) -> None:
     """Time the epochs of another rank than the first."""
     clock = SystemClock()
-    pipeline, _ = open_trial(settings, clock, excluded, ranks.rank)
+    pipeline, _ = open_trial(settings, clock, excluded, ranks.rank, gpu_slowdown)
     gc.collect()
     gc.disable()
     for number in range(settings.epochs):
@@ -138,10 +148,14 @@ def _time_together(
 
 
 def _measure(
-    settings: Settings, excluded: frozenset[int], ranks: Ranks, last_images: int | None
+    settings: Settings,
+    excluded: frozenset[int],
+    gpu_slowdown: int,
+    ranks: Ranks,
+    last_images: int | None,
 ) -> dict[str, Any]:
     clock = SystemClock()
-    pipeline, *proofs = open_trial(settings, clock, excluded)
+    pipeline, *proofs = open_trial(settings, clock, excluded, gpu_slowdown=gpu_slowdown)
     source = pipeline.source
     epochs, cpu_s = [], 0.0
     with ExitStack() as stack:

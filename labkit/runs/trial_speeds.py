@@ -1,6 +1,7 @@
 """Speeds of the device in a run: those of each trial, and those that cannot be reached here.
 
 A variant's task may name its device's speed as a multiple of the baseline's loading rate (`x`).
+A real device is slowed down by training on each batch several times (`gpu_slowdown`).
 """
 
 from __future__ import annotations
@@ -71,9 +72,9 @@ def _slow_down(run: ActiveRun, groups: Mapping[float, Sequence[str]]) -> None:
             if x < fastest:
                 why = "no closer speed: each batch can only be trained on a whole number of times"
             run.skip(labels[::-1], why)  # the baseline last: without it the others have no reason
-    slower = {
-        label: replace(run.variants[label], gpu_slowdown=times)
+    slowed = {
+        label: {**run.info.tasks[label], "gpu_slowdown": times}
         for x, times in chosen.items()
         for label in groups[x]
     }
-    run.save(variants={**run.variants, **slower})
+    run.save(tasks={**run.info.tasks, **slowed})

@@ -581,6 +581,13 @@ def test_a_batch_asked_for_after_the_step_is_fetched_after_it():
         assert (text.rindex("following = preload()") > text.index("yield ")) == is_last
 
 
+def test_a_recipe_trains_once_on_each_batch_and_names_how_often_the_run_did():
+    run = make_run({"original": 1.0, "it": 0.5}, tasks={"it": {"gpu_slowdown": 3}})
+    line = "The run trained on each batch 3 times, this program does once."
+    assert line in comments_of(run.recipe("it"))
+    assert line not in comments_of(run.recipe("original"))
+
+
 def test_where_nothing_beat_the_baseline_its_own_recipe_comes_and_of_a_roofline_the_fastest_gpus():
     text = make_run({"original": 1.0, "both": 1.2}, variants={"both": {"seed": 1}}).recipe()
     assert "No variant is measurably faster than the baseline" in text

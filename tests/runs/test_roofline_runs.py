@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 from fake_runs import cancelled_after_a_row
-from small import compare
 
 import labkit as lab
 from labkit import units
@@ -104,8 +103,8 @@ def on_a_real_device(photos, tmp_path_factory):
         cut = lab.run(whole, blocks=1, **how)
         # As if it had ended while the device was measured: without a row, or a slower device.
         calibration = replace(cut.info.calibration, device_images_per_s=None)
-        variants = {x: replace(its, gpu_slowdown=1) for x, its in cut.info.variants.items()}
-        write_info(cut.folder, replace(cut.info, calibration=calibration, variants=variants))
+        tasks = {label: {"x": task["x"]} for label, task in cut.info.tasks.items()}
+        write_info(cut.folder, replace(cut.info, calibration=calibration, tasks=tasks))
         (cut.folder / TRIALS_FILE).write_text("")
         yield lab.resume(cut.folder, progress=False)
 
@@ -115,7 +114,7 @@ def test_a_real_device_is_slowed_down_by_repeating_the_step(on_a_real_device):
     run = on_a_real_device
     calibration = run.info.calibration
     own, load = calibration.device_images_per_s, calibration.load_images_per_s
-    repeats = {name: its.gpu_slowdown for name, its in run.info.variants.items()}
+    repeats = {name: run.info.gpu_slowdown_of(name) for name in run.info.variants}
     alone = next(x for x in run.summary.rows if x.is_baseline and x.group == "loading alone")
     for row in run.summary.rows:
         times = repeats[row.variant]
@@ -132,7 +131,6 @@ def test_a_real_device_is_slowed_down_by_repeating_the_step(on_a_real_device):
     done = [trial for trial in run.trials if trial.status == "ok"]
     assert {"this GPU", "x ≈ 0.5", "x ≈ 1", "loading alone"} <= {trial.group for trial in done}
     for trial in done:
-        assert trial.settings["gpu_slowdown"] == repeats[trial.variant]
         if trial.group != "loading alone":
             assert trial.time_s >= trial.images * repeats[trial.variant] / 150
 
@@ -148,8 +146,11 @@ def test_the_chart_of_a_real_device_is_read_at_its_own_speed(on_a_real_device):
 
 
 def test_training_on_each_batch_several_times_is_the_same_work(photos, tmp_path):
-    base = {"step": "small_classifier", "preprocessor": "classification"}
-    run = compare(photos, tmp_path, {"once": {}, "thrice": {"gpu_slowdown": 3}}, base=base)
+    trained = {"device": "cpu", "step": "small_classifier", "preprocessor": "classification"}
+    base = lab.Settings(**{**SMALL, **trained, "num_workers": 0}, data=str(photos))
+    thrice = lab.Variant(settings=base, task={"gpu_slowdown": 3})
+    whole = lab.Experiment("test", question="?", variants={"once": base, "thrice": thrice})
+    run = lab.run(whole, blocks=1, results=tmp_path, progress=False)
     assert {row.status for row in run.summary.rows} == {"ok"}
     once, *_, thrice = sorted(run.trials, key=lambda trial: trial.variant)
     assert once.first_loss == thrice.first_loss

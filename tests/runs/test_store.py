@@ -59,6 +59,34 @@ def test_what_earlier_versions_wrote_otherwise_is_read_as_today(tmp_path):
     assert load_run(create_run(tmp_path, info)).info == info
 
 
+@pytest.mark.parametrize("name", ["gpu_slowdown", "step_repeats"])
+def test_how_often_an_earlier_version_trained_on_each_batch_is_read_from_its_settings(
+    name, tmp_path
+):
+    labels = ["this GPU: a", "x ≈ 0.5: a"]
+    variants = {label: {"device": "cuda", "step": "detector", name: 1} for label in labels}
+    variants[labels[1]][name] = 3
+    earlier = fake_json(labels, kind="roofline", variants=variants)
+    earlier |= {"groups": {label: label.partition(":")[0] for label in labels}}
+    earlier |= {"baselines": {group: label for label, group in earlier["groups"].items()}}
+    earlier |= {"tasks": {labels[0]: {"x": None}, labels[1]: {"x": 0.5}}}
+    earlier |= {"calibration": {"load_images_per_s": 400.0, "device_images_per_s": 600.0}}
+    info = store.from_json(earlier)
+    assert list(map(info.gpu_slowdown_of, labels)) == [1, 3]
+    assert list(map(info.x_of, labels)) == [None, 0.5]
+    assert info.check_settings(labels[1]).device == "cuda"
+    folder = create_run(tmp_path, info)
+    rows = [
+        {**fake_trial(label, 0, role).to_row(), "group": group, "settings": variants[label]}
+        for label, group in earlier["groups"].items()
+        for role in ("A1", "A2")
+    ]
+    (folder / "trials.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    again = load_run(folder)
+    assert again.info == info
+    assert [row.device_images_per_s for row in again.summary.rows] == [600.0, 200.0]
+
+
 def test_settings_of_another_version_are_shown_and_kept_but_not_run(tmp_path):
     variants = {"a": {"num_workers": 3, "turbo": 5, "cache": "hot"}}
     folder = create_run(tmp_path, fake_info(["a"], variants=variants))
