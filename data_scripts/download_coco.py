@@ -99,15 +99,18 @@ def download_coco(out: Path | str, url_base: str = URL_BASE) -> Path:
             "choose another folder"
         )
     missing = [archive for archive in ARCHIVES if not (root / archive.wanted).exists()]
-    needed_bytes = 2 * sum(archive.size_bytes for archive in missing)  # JPEGs are hardly packed
     root.mkdir(parents=True, exist_ok=True)
+    needed_bytes = 2 * sum(archive.size_bytes for archive in missing)  # JPEGs are hardly packed
+    for archive in missing:
+        there = (root / archive.name, root / f"{archive.name}.part")
+        needed_bytes -= max(_size(path) for path in there)
     check_room(root, needed_bytes, "the archives and what they hold")
     for archive in missing:
         by_hand, part = root / archive.name, root / f"{archive.name}.part"
         if not by_hand.exists():
             _download(archive, part, f"{url_base.rstrip('/')}/{archive.path}")
         file = by_hand if by_hand.exists() else part
-        _check_sum(archive, file)
+        _check_sum(archive, file, is_ours=file == part)
         _unpack(archive, file, root)
         part.unlink(missing_ok=True)
     return root / IMAGES
@@ -186,14 +189,16 @@ def _receive(part: Path, url: str, shown: object) -> None:
                 shown.update(len(block))
 
 
-def _check_sum(archive: Archive, file: Path) -> None:
+def _check_sum(archive: Archive, file: Path, *, is_ours: bool) -> None:
     with file.open("rb") as opened:
         sha256 = hashlib.file_digest(opened, "sha256").hexdigest()
     if sha256 != archive.sha256:
-        file.unlink()
+        next_step = "wait until it is complete, or remove it"
+        if is_ours:
+            file.unlink()
+            next_step = "the file was removed: run the same command to download it again"
         raise ValueError(
-            f"{archive.name} must have SHA-256 {archive.sha256}, got {sha256}; the file was "
-            "removed: run the same command to download it again"
+            f"{archive.name} must have SHA-256 {archive.sha256}, got {sha256}; {next_step}"
         )
 
 

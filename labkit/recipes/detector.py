@@ -46,14 +46,15 @@ CATEGORIES = sorted({*range(1, 91)} - {12, 26, 29, 30, 45, 66, 68, 69, 71, 83})
 def list_images():
     """List the images' names and boxes: rows of left, top, right, bottom and class, float32."""
     coco = json.loads(ANNOTATIONS.read_bytes())
-    boxes = {image["id"]: [] for image in coco["images"]}
-    for row in coco["annotations"]:
-        x, y, width, height = row["bbox"]
-        if not row.get("iscrowd") and width > 0 and height > 0:
-            label = CATEGORIES.index(row["category_id"])
-            boxes[row["image_id"]].append([x, y, x + width, y + height, label])
     images = sorted((image["id"], image["file_name"]) for image in coco["images"])
     images = [(image, name) for image, name in images if (FOLDER / name).exists()]
+    boxes = {image: [] for image, _ in images}
+    for row in coco["annotations"]:
+        x, y, width, height = row["bbox"]
+        is_used = row["image_id"] in boxes and not row.get("iscrowd")
+        if is_used and width > 0 and height > 0:
+            label = CATEGORIES.index(row["category_id"])
+            boxes[row["image_id"]].append([x, y, x + width, y + height, label])
     rows = [np.array(boxes[image], np.float32).reshape(-1, 5) for image, _ in images]
     return [name for _, name in images], rows
 
@@ -256,9 +257,10 @@ def make_loader(images, order):
         drop_last=True,
         collate_fn=images.collate,
         num_workers=NUM_WORKERS,
-        prefetch_factor=PREFETCH_FACTOR,
-        persistent_workers=PERSISTENT_WORKERS,
-        multiprocessing_context=START_METHOD,
+        # Without workers, torch refuses what is for workers.
+        prefetch_factor=PREFETCH_FACTOR if NUM_WORKERS else None,
+        persistent_workers=PERSISTENT_WORKERS and NUM_WORKERS > 0,
+        multiprocessing_context=START_METHOD if NUM_WORKERS else None,
         pin_memory=PIN_MEMORY,
     )
 

@@ -3,6 +3,7 @@
 The class of an image is the folder that it lies in.  Run: python image_folder.py
 """
 
+import os
 import time
 from pathlib import Path
 
@@ -35,7 +36,9 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 # --- images: class folders ---
 def list_images():
     """List the images' names and labels: the class is the folder that an image lies in."""
-    names = (path.relative_to(FOLDER).as_posix() for path in FOLDER.rglob("*.*"))
+    walked = os.walk(FOLDER, followlinks=True)
+    paths = (Path(place, file) for place, _, files in walked for file in files)
+    names = (path.relative_to(FOLDER).as_posix() for path in paths)
     names = sorted(name for name in names if name.lower().endswith((".jpg", ".jpeg")))
     names = [name for name in names if "/." not in f"/{name}"]  # hidden files
     folders = [name.rpartition("/")[0] for name in names]
@@ -130,9 +133,10 @@ def make_loader(images, order):
         drop_last=True,
         collate_fn=images.collate,
         num_workers=NUM_WORKERS,
-        prefetch_factor=PREFETCH_FACTOR,
-        persistent_workers=PERSISTENT_WORKERS,
-        multiprocessing_context=START_METHOD,
+        # Without workers, torch refuses what is for workers.
+        prefetch_factor=PREFETCH_FACTOR if NUM_WORKERS else None,
+        persistent_workers=PERSISTENT_WORKERS and NUM_WORKERS > 0,
+        multiprocessing_context=START_METHOD if NUM_WORKERS else None,
         pin_memory=PIN_MEMORY,
     )
 

@@ -136,7 +136,10 @@ class Order:
 
 # --- loader: worker processes and a thread ---
 class DataLoaderX(DataLoader):
-    """A DataLoader that a thread of the training process asks for one more batch ahead."""
+    """A DataLoader that a thread of the training process asks for two more batches ahead.
+
+    Run its loop to the end: after a `break` the thread waits for ever, and its workers with it.
+    """
 
     def __iter__(self):
         return BackgroundGenerator(super().__iter__(), max_prefetch=1)
@@ -151,9 +154,10 @@ def make_loader(images, order):
         drop_last=True,
         collate_fn=images.collate,
         num_workers=NUM_WORKERS,
-        prefetch_factor=PREFETCH_FACTOR,
-        persistent_workers=PERSISTENT_WORKERS,
-        multiprocessing_context=START_METHOD,
+        # Without workers, torch refuses what is for workers.
+        prefetch_factor=PREFETCH_FACTOR if NUM_WORKERS else None,
+        persistent_workers=PERSISTENT_WORKERS and NUM_WORKERS > 0,
+        multiprocessing_context=START_METHOD if NUM_WORKERS else None,
         pin_memory=PIN_MEMORY,
     )
 

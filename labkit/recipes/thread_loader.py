@@ -38,9 +38,9 @@ class ThreadLoader:
     """Iterate over batches that threads of this process make.
 
     A drop-in for torch's DataLoader over a map-style dataset: the same batches in the same order
-    for the same seed of torch, and errors raised in the loop with their own traceback.  Memory of
-    a batch is used again once nothing refers to it.  The threads end with the epoch, with a
-    `break` or an error in the loop, and when the iterator is dropped.
+    for the same seed of torch (as without `persistent_workers`), and errors raised in the loop with
+    their own traceback.  Memory of a batch is used again once nothing refers to it.  The threads
+    end with the epoch, with a `break` or an error in the loop, and when the iterator is dropped.
 
     `dataset[key]` is called from several threads at once, all with the same dataset object, where
     DataLoader's workers have a copy each.  What may be shared between them:
@@ -124,14 +124,17 @@ class ThreadLoader:
         if num_threads < 0:
             raise ValueError(f"num_threads must be at least 0, got {num_threads}")
         if prefetch_batches is None:
-            tasks = 1 if collate_fn else batch_size
-            prefetch_batches = max(2, 1 + -(-2 * num_threads // tasks))
+            sized = torch_loader if batch_sampler is None else batch_sampler
+            tasks = 1 if collate_fn else getattr(sized, "batch_size", None)
+            prefetch_batches = max(2, 1 + -(-2 * num_threads // tasks)) if tasks else 2
         if prefetch_batches < 1:
             raise ValueError(f"prefetch_batches must be at least 1, got {prefetch_batches}")
         if pin_memory and not torch.cuda.is_available():
             warnings.warn("pin_memory needs CUDA, which is not there; not pinned", stacklevel=2)
             pin_memory = False
         self.dataset, self.generator = dataset, generator
+        self.sampler: Any = torch_loader.sampler
+        self.batch_size, self.drop_last = torch_loader.batch_size, torch_loader.drop_last
         self.batch_sampler: Any = torch_loader.batch_sampler
         self.num_threads, self.prefetch_batches = num_threads, prefetch_batches
         self.collate_fn, self.pin_memory = collate_fn, pin_memory

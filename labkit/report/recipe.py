@@ -283,7 +283,6 @@ def _pick(table: dict[str, Any], settings: Settings, name: str) -> Any:
 
 def _values(run: StoredRun, settings: Settings) -> dict[str, object]:
     """Return the values of a program's constants by their names."""
-    has_workers = settings.num_workers > 0 or LOAD[settings.loader] == "threads"
     values: dict[str, object] = {
         **_places(run, settings),
         "INPUT_PX": settings.input_px,
@@ -295,9 +294,9 @@ def _values(run: StoredRun, settings: Settings) -> dict[str, object]:
         "SHUFFLE": settings.shuffle,
         "UNREADABLE": tuple(sorted(run.info.excluded)),
         "NUM_WORKERS": settings.num_workers,
-        "PREFETCH_FACTOR": settings.prefetch_factor if has_workers else None,
-        "PERSISTENT_WORKERS": bool(settings.persistent_workers and has_workers),
-        "START_METHOD": settings.multiprocessing_context if has_workers else None,
+        "PREFETCH_FACTOR": settings.prefetch_factor,
+        "PERSISTENT_WORKERS": settings.persistent_workers,
+        "START_METHOD": settings.multiprocessing_context,
         "OPENCV_THREADS": settings.cv2_threads,
     }
     if not settings.pin_memory:

@@ -135,6 +135,17 @@ def test_a_wrong_checksum_unpacks_nothing_and_removes_the_file(get, coco, out, t
     assert contents(out) == coco.whole
 
 
+def test_an_archive_that_was_downloaded_by_hand_is_never_removed(get, coco, out):
+    out.mkdir(parents=True)
+    by_hand = out / BOXES
+    by_hand.write_bytes(coco.files[BOXES][:-100])  # another program still writes it
+    with pytest.raises(ValueError, match=r"got .*; wait until it is complete, or remove it"):
+        get()
+    by_hand.write_bytes(coco.files[BOXES])
+    get()
+    assert by_hand.exists()
+
+
 def test_stopped_unpacking_starts_again_and_until_then_nothing_opens(monkeypatch, get, coco, out):
     extract, done = zipfile.ZipFile.extract, []
 

@@ -235,9 +235,11 @@ def delivered(photos, tmp_path_factory):
     root = tmp_path_factory.mktemp("recipes")
     data, cases = root / "data" / "photos", {}
     shutil.copytree(photos, data)
-    tree = root / "tree" / "photos"  # two classes
+    tree, linked = root / "tree" / "photos", root / "class 1"  # two classes, one of them a link
+    (tree / "class 0").mkdir(parents=True)
+    linked.mkdir()
+    (tree / "class 1").symlink_to(linked, target_is_directory=True)
     for i, file in enumerate(sorted((photos / "images").iterdir())):
-        (tree / f"class {i % 2}").mkdir(parents=True, exist_ok=True)
         shutil.copy(file, tree / f"class {i % 2}")
     for changes in CASES:
         settings = completed(**{**FEW, "images": 16, "data": str(data), **changes})
@@ -246,6 +248,11 @@ def delivered(photos, tmp_path_factory):
         if resolve.source_folder(settings) != data_folder(settings.data):
             case.settings = replace(settings, data=str(pack(data, settings)))
     coco = make_coco(photos, root / "coco")
+    # A split whose images were thinned out, and not its boxes.
+    described = coco.parent / "annotations" / "instances_val2017.json"
+    content = json.loads(described.read_bytes())
+    content["annotations"].append({**content["annotations"][0], "image_id": 10**6})
+    described.write_text(json.dumps(content))
     for name, folder, boxes in (
         ("COCO's folder", coco, "coco"),
         ("COCO's split", coco.parent, "coco"),

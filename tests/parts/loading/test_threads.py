@@ -16,7 +16,7 @@ import pytest
 import torch
 from jpegs import installed
 from small import completed
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, IterableDataset
 
 import labkit as lab
 from labkit import ThreadLoader
@@ -265,6 +265,19 @@ class TestErrors:
     def test_arguments_that_cannot_work(self, wrong, message):
         with pytest.raises(ValueError, match=message):
             ThreadLoader(Numbers(), **wrong)
+
+    def test_trainings_find_what_a_dataloader_has(self):
+        sampler = DistributedSampler(range(8), num_replicas=2, rank=0)
+        loader = ThreadLoader(Numbers(8), 2, sampler=sampler, drop_last=True)
+        assert (loader.sampler, loader.batch_size, loader.drop_last) == (sampler, 2, True)
+
+    def test_few_batches_are_made_ahead_whatever_makes_the_batches(self):
+        def ahead(**how):
+            return ThreadLoader(Numbers(64), num_threads=8, **how).prefetch_batches
+
+        in_batches = BatchSampler(range(64), 16, drop_last=False)
+        assert ahead(batch_size=16) == ahead(batch_sampler=in_batches) == 2
+        assert ahead(batch_sampler=[[1, 2], [3, 4]]) == 2  # of unknown sizes
 
     def test_a_dataset_without_keys_is_refused(self):
         class Stream(IterableDataset):
