@@ -6,11 +6,13 @@ import shutil
 import subprocess
 import sys
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
 import labkit as lab
 from labkit.cli import main
+from labkit.contracts import Cancelled
 from labkit.experiments.request import Request
 from labkit.machine import gpu
 from labkit.photos.make import make_photos
@@ -212,6 +214,21 @@ def test_where_nobody_names_data_photographs_are_made(tmp_path, monkeypatch, cap
     monkeypatch.chdir(tmp_path)
     made = partial(make_photos, images=8, progress=False)
     monkeypatch.setattr(check_run, "make_photos", made)
+    assert main(["run", "preprocessing", *ALL_IMAGES, "--images", "99"]) == 1  # more than there are
+    assert "at most the number of" in capsys.readouterr().err
+    assert len(list((tmp_path / "data" / "photos").rglob("*.jpg"))) == 8
+
+
+def test_photographs_that_a_stopped_run_began_are_finished_by_the_next_run(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    made = partial(make_photos, images=8, jobs=1, progress=False)
+    monkeypatch.setattr(check_run, "make_photos", made)
+    stop = SimpleNamespace(is_set=iter([False, False, True]).__next__)
+    with pytest.raises(Cancelled):
+        lab.run(lab.experiment("preprocessing"), cancel=stop, progress=False)
+    assert len(list((tmp_path / "data" / "photos").rglob("*.jpg"))) == 3
     assert main(["run", "preprocessing", *ALL_IMAGES, "--images", "99"]) == 1  # more than there are
     assert "at most the number of" in capsys.readouterr().err
     assert len(list((tmp_path / "data" / "photos").rglob("*.jpg"))) == 8
