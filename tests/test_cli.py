@@ -18,6 +18,7 @@ from labkit.machine import gpu
 from labkit.photos.make import make_photos
 from labkit.runs import check_run
 from labkit.settings import field_kinds
+from tests.places import memory_mounted
 from tests.processes import PATIENCE_S
 
 ALL_IMAGES = ["--input-px", "64", "--batch-size", "4", "--num-workers", "0"]
@@ -232,3 +233,14 @@ def test_photographs_that_a_stopped_run_began_are_finished_by_the_next_run(
     assert main(["run", "preprocessing", *ALL_IMAGES, "--images", "99"]) == 1  # more than there are
     assert "at most the number of" in capsys.readouterr().err
     assert len(list((tmp_path / "data" / "photos").rglob("*.jpg"))) == 8
+
+
+def test_where_the_photographs_have_no_room_a_run_says_so_in_one_line(
+    tmp_path, monkeypatch, capsys
+):
+    with memory_mounted(tmp_path / "small", size="1m") as small, monkeypatch.context() as patch:
+        patch.chdir(small)
+        assert main(["run", "preprocessing", *SMALL]) == 1
+        assert list(small.iterdir()) == []
+    message = r"labkit: \S+/small must have 147 MB of memory free for 1,000 images, got 1\.\d MB; "
+    assert re.fullmatch(rf"{message}free some space, or use less data\n", capsys.readouterr().err)

@@ -203,7 +203,10 @@ def _make_photos_once(folder: Path, cancel: threading.Event | None) -> None:
     """Make photographs where there is no such folder, or a stopped run has not finished it."""
     is_stopped = (folder / UNFINISHED).is_file() and not (folder / MANIFEST).is_file()
     if is_stopped or not folder.exists():
-        make_photos(folder, cancel=cancel)
+        try:
+            make_photos(folder, cancel=cancel)
+        except Skip as reason:  # there is no room; nothing can run then
+            raise OSError(str(reason)) from reason
 
 
 def _resolve_all(
