@@ -241,7 +241,7 @@ def resume(
     Raises:
         FileNotFoundError: there is no run in this folder.
         ValueError: a part of it is not known here, its data changed, or it began on another
-            machine.
+            machine or with other cores.
         RuntimeError: another run is in progress in this process, or another process has this one.
 
     Examples:

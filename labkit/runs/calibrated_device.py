@@ -3,7 +3,7 @@
     reference pipeline, loading alone ─▶ calibration.json ─▶ `with_device`: settings with that speed
 
 The speed of a simulated device is part of the question, so no run chooses it anew: it is measured
-once for a machine, its data and an input size.
+once for a machine, as many of its cores as may be used, its data and an input size.
 """
 
 from __future__ import annotations
@@ -54,6 +54,8 @@ class CalibratedDevice:
     """The calibrated device's training rate, and the measurements behind it."""
 
     machine_id: str
+    cores: int | None = None
+    """How many cores it was measured with; None: an early version did not record it."""
     data_hash: str
     """The data's, as of `Reader.data_hash`."""
     input_px: int
@@ -158,8 +160,9 @@ def device_of(
         Cancelled: `cancel` was set.
     """
     path, machine_id = Path(results) / FILE, hardware.provenance().machine_id
+    cores = hardware.cores()
     data_hash = open_data(settings).data_hash
-    key = (machine_id, data_hash, settings.input_px)
+    key = (machine_id, cores, data_hash, settings.input_px)
     known = read_devices(path.parent)
     kept = next((each for each in known if _key(each) == key), None)
     if kept and not anew:
@@ -181,6 +184,7 @@ def device_of(
             low, high = paired_interval(rates)
             device = CalibratedDevice(
                 machine_id=machine_id,
+                cores=cores,
                 data_hash=data_hash,
                 input_px=settings.input_px,
                 device_images_per_s=GPU_TO_LOADER_RATIO * fmean(rates),
@@ -274,8 +278,8 @@ def _half_share(rates: list[float]) -> float:
     return (high - low) / 2 / fmean(rates)
 
 
-def _key(device: CalibratedDevice) -> tuple[str, str, int]:
-    return device.machine_id, device.data_hash, device.input_px
+def _key(device: CalibratedDevice) -> tuple[str, int | None, str, int]:
+    return device.machine_id, device.cores, device.data_hash, device.input_px
 
 
 def read_devices(results: Path | str) -> list[CalibratedDevice]:

@@ -149,8 +149,8 @@ def check_resumable(run: StoredRun) -> dict[str, Resolved]:
         The parts by label, of the variants that can run here.
 
     Raises:
-        ValueError: it came from another machine or version, a part of it is not known here, or
-            its data changed.
+        ValueError: it came from another machine, other cores or another version, a part of it is
+            not known here, or its data changed.
     """
     info = run.info
     if info.shared_from:
@@ -184,12 +184,12 @@ def check_resumable(run: StoredRun) -> dict[str, Resolved]:
             f"data must be what the run began with ({data_then}), got {data_now}; start a new run"
         )
     began_on, machine = info.provenance, hardware.provenance()
-    is_same_place = began_on.machine_id == machine.machine_id
+    is_same_place = hardware.began_here(began_on, machine)
     if not all(device.is_cpu or device.is_simulated for device in devices):
         is_same_place &= _gpu_name(began_on) == _gpu_name(machine)
     if not is_same_place:
         raise ValueError(
-            f"run must be resumed on the machine and the GPU it began on "
+            f"run must be resumed on the machine, the cores and the GPU it began on "
             f"({hardware.describe(began_on)}), got {hardware.describe(machine)}; start a new run"
         )
     return parts

@@ -115,8 +115,11 @@ def ask_for(photos, results, say=str):
     return device_of(settings, results, ask=print, say=say, progress=False)
 
 
-def test_another_machine_and_another_input_size_are_measured_anew(kept, photos, tmp_path):
-    elsewhere, said = [{**kept, "machine_id": "another"}, {**kept, "input_px": 128}], []
+def test_another_machine_other_cores_and_another_input_size_are_measured_anew(
+    kept, photos, tmp_path
+):
+    changes = {"machine_id": "another"}, {"cores": kept["cores"] + 1}, {"input_px": 128}
+    elsewhere, said = [{**kept, **change} for change in changes], []
     (tmp_path / FILE).write_text(json.dumps(elsewhere))
     ask_for(photos, tmp_path, said.append)
     *others, own = json.loads((tmp_path / FILE).read_text())
