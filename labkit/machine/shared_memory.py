@@ -58,7 +58,9 @@ def remove_left(folder: str) -> None:
         entry.unlink(missing_ok=True)
 
 
-def check_room(batch_bytes: int, *, workers: int, prefetch_factor: int, ranks: int = 1) -> None:
+def check_room(
+    batch_bytes: int, *, workers: int, prefetch_factor: int, ranks: int = 1, advice: str = ""
+) -> None:
     """Refuse loader workers whose batches may not fit.
 
     Args:
@@ -66,9 +68,10 @@ def check_room(batch_bytes: int, *, workers: int, prefetch_factor: int, ranks: i
         workers: of each rank.
         prefetch_factor: how many batches each worker keeps ready.
         ranks: how many processes train.
+        advice: what to do; empty: use as many workers as would fit, or a smaller batch.
 
     Raises:
-        Skip: the text says how many workers would fit.
+        Skip: the text says what to do.
     """
     room = usage()
     if room is None or not workers or not batch_bytes:
@@ -77,11 +80,11 @@ def check_room(batch_bytes: int, *, workers: int, prefetch_factor: int, ranks: i
     needed_bytes = batches * batch_bytes
     if needed_bytes > room.free:
         fitting = (room.free // (batch_bytes * ranks) - 1) // prefetch_factor
+        advice = advice or f"use num_workers {max(fitting, 0)} or a smaller batch"
         raise Skip(
             f"{FOLDER} must have room for {batches} batches of "
             f"{units.count_bytes(batch_bytes)}, got {units.count_bytes(room.free)} free of "
-            f"{units.count_bytes(room.total)}; use num_workers {max(fitting, 0)} or a smaller "
-            f"batch, or {MORE}"
+            f"{units.count_bytes(room.total)}; {advice}, or {MORE}"
         )
 
 
