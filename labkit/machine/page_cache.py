@@ -13,6 +13,7 @@ Source: cachestat(2), mincore(2), posix_fadvise(2).
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import os
 import platform
@@ -47,7 +48,11 @@ def evict(path: Path, keep: Sequence[tuple[int, int]] = ()) -> None:
     """
     with path.open("rb", buffering=0) as file:
         if not _is_clean(file, path):
-            os.fdatasync(file.fileno())
+            try:
+                os.fdatasync(file.fileno())
+            except OSError as error:  # squashfs, EROFS, ISO 9660: there is nothing to write
+                if error.errno not in (errno.EINVAL, errno.EROFS):
+                    raise
         if keep != [(0, _size_bytes(file))]:
             # Length 0 is up to the end: a length that ends inside a page keeps that page.
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
