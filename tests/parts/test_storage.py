@@ -210,6 +210,25 @@ def test_fetches_of_files_in_memory_are_not_counted_as_a_disks(files, shared_mem
     assert page_cache.fetched_bytes(path) == 0
 
 
+IN_A_SANDBOX = """
+import os, subprocess, sys
+from pathlib import Path
+from labkit.machine.page_cache import fetched_bytes
+
+subprocess.run(["mount", "--bind", sys.argv[1], f"/proc/{os.getpid()}/io"], check=True)
+print(fetched_bytes(Path(sys.argv[1])))
+"""
+
+
+@pytest.mark.parametrize("counts", ["", "rchar: 5\n"], ids=["none", "some"])
+def test_where_a_sandbox_counts_no_fetches_there_are_none(counts, tmp_path):
+    if not hasattr(os, "geteuid") or os.geteuid() != 0:
+        pytest.skip("only root can mount")
+    (tmp_path / "io").write_text(counts)
+    command = [*with_mounts_of_its_own(), sys.executable, "-c", IN_A_SANDBOX, tmp_path / "io"]
+    assert subprocess.run(command, capture_output=True, text=True).stdout == "0\n"
+
+
 # Counts by itself, in the file below the overlay: its pages are those that are read.
 ON_OVERLAY = """
 import ctypes, json, mmap, os, subprocess, sys
