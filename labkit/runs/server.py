@@ -57,7 +57,12 @@ _answering = threading.Lock()
 
 def serve() -> None:
     """Fork a server for every run until the input ends."""
+    import resource
+
     answers = _keep_answers()
+    # Loaders of many workers hold more open files than the 1,024 that most systems begin with.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     for module in ("cv2", "PIL.Image", "psutil", "torch.utils.data", "labkit.parts.training.model"):
         importlib.import_module(module)
     for module in JOBS.values():

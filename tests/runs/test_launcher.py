@@ -245,6 +245,26 @@ def test_the_next_launcher_takes_the_server_over(tmp_path, temporary, photos, ow
     assert list(temporary.rglob("*")) == []
 
 
+@needs_fork
+def test_trials_may_open_as_many_files_as_the_hard_limit_allows(
+    tmp_path, temporary, photos, monkeypatch
+):
+    import resource
+
+    monkeypatch.setenv("TMPDIR", str(temporary))  # starts another server
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    few = psutil.Process().num_fds() + 64
+    resource.setrlimit(resource.RLIMIT_NOFILE, (few, hard))
+    try:
+        with Launcher(tmp_path / "log") as launcher:
+            # Each batch that is loaded ahead takes eight open files.
+            measured = measure(launcher, photos, prefetch_factor=few)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        end_ready_server()
+    assert [epoch["images"] for epoch in measured["epochs"]] == [24, 24]
+
+
 def test_cancel_leaves_no_spawned_process(tmp_path, photos, monkeypatch):
     monkeypatch.setattr(hardware, "can_fork", lambda: False)
     cancel = threading.Event()
