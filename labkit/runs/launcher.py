@@ -130,18 +130,18 @@ class Launcher:
     def _start(self) -> subprocess.Popen:
         if self._process is None or self._process.poll() is not None:
             self.close()
-            # The user's own parts may come from any module that can be imported here.
-            path = os.pathsep.join(filter(None, sys.path))
-            how: dict[str, Any] = {
-                "env": {**os.environ, "PYTHONPATH": path},
-                "cwd": str(Path.cwd()),
-            }
+            # The user's own parts may come from any module that can be imported here; in a notebook
+            # also from the working directory, which comes after the standard library.
+            cwd = str(Path.cwd())
+            path = os.pathsep.join(folder or cwd for folder in sys.path)
+            how: dict[str, Any] = {"env": {**os.environ, "PYTHONPATH": path}, "cwd": cwd}
             self._started_with = how
             self._process, self._temporary = _take_ready(how) if self._fork else (None, None)
             if self._process is None:
                 self._process = subprocess.Popen(
                     [
                         sys.executable,
+                        "-P",  # the working directory may hold a random.py
                         "-m",
                         "labkit.runs.server",
                         "--serve" if self._fork else "--once",

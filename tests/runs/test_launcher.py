@@ -1,6 +1,7 @@
 """Trials are real processes, and nothing of them stays, whoever is killed."""
 
 import concurrent.futures
+import importlib
 import os
 import re
 import signal
@@ -243,6 +244,30 @@ def test_the_next_launcher_takes_the_server_over(tmp_path, temporary, photos, ow
     assert fail(tmp_path / "third") != first
     end_ready_server()
     assert list(temporary.rglob("*")) == []
+
+
+OWN_MODULE = """
+from labkit.parts.decoding import decode_opencv
+
+def decode(jpeg):
+    return decode_opencv(jpeg)
+"""
+
+
+def test_files_of_the_working_directory_are_imported_only_where_they_are_here(
+    tmp_path, temporary, photos, monkeypatch
+):
+    monkeypatch.setenv("TMPDIR", str(temporary))  # starts another server
+    Path("random.py").write_text("raise SystemExit('this is no standard library')")
+    Path("mine_alone.py").write_text(OWN_MODULE)
+    with Launcher(tmp_path / "log") as launcher:
+        assert measure(launcher, photos)["epochs"][0]["images"] == 24
+    monkeypatch.setattr(sys, "path", [*sys.path, ""])  # as in a notebook
+    importlib.invalidate_caches()
+    monkeypatch.setitem(DECODERS, "mine", importlib.import_module("mine_alone").decode)
+    with Launcher(tmp_path / "log") as launcher:
+        assert measure(launcher, photos, decoder="mine")["epochs"][0]["images"] == 24
+    end_ready_server()
 
 
 @needs_fork
