@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from labkit import units
@@ -54,7 +55,10 @@ def remove_left(folder: str) -> None:
         while _is_alive(pid) and time.monotonic() < deadline_s:
             time.sleep(0.01)
         for left in FOLDER.glob(f"torch_{pid}_*"):
-            left.unlink(missing_ok=True)
+            # Containers may share the folder, and in each of them another process has this number.
+            with suppress(OSError):
+                if left.lstat().st_uid == os.geteuid():
+                    left.unlink()
         entry.unlink(missing_ok=True)
 
 
