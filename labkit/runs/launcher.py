@@ -232,7 +232,10 @@ def _end(process: subprocess.Popen, temporary: str | None) -> None:
         process.communicate(timeout=5.0)
     except subprocess.TimeoutExpired:
         with contextlib.suppress(ProcessLookupError):
-            (os.killpg if hasattr(os, "killpg") else os.kill)(process.pid, signal.SIGKILL)
+            if hasattr(os, "killpg"):
+                os.killpg(process.pid, signal.SIGKILL)
+            else:  # Windows
+                process.kill()
         process.communicate()
     if temporary is not None:  # a server that was killed has not removed it
         shared_memory.remove_left(temporary)

@@ -290,6 +290,21 @@ def test_trials_may_open_as_many_files_as_the_hard_limit_allows(
     assert [epoch["images"] for epoch in measured["epochs"]] == [24, 24]
 
 
+@needs_fork
+def test_a_process_that_does_not_end_is_killed_also_where_there_are_no_groups(
+    tmp_path, monkeypatch
+):
+    """As on Windows, whose module `signal` has no SIGKILL either."""
+    monkeypatch.setattr(hardware, "can_fork", lambda: False)
+    with Launcher(tmp_path / "log") as launcher:
+        process = launcher._start()
+        process.send_signal(signal.SIGSTOP)
+        monkeypatch.delattr(os, "killpg")
+        monkeypatch.setattr("labkit.runs.launcher.signal", None)
+        launcher.close()
+    assert process.returncode == -signal.SIGKILL
+
+
 def test_cancel_leaves_no_spawned_process(tmp_path, photos, monkeypatch):
     monkeypatch.setattr(hardware, "can_fork", lambda: False)
     cancel = threading.Event()
