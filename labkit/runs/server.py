@@ -31,7 +31,7 @@ from multiprocessing.util import get_temp_dir
 from pathlib import Path
 
 from labkit.contracts import Skip
-from labkit.machine import shared_memory
+from labkit.machine import procfs, shared_memory
 from labkit.settings import Settings
 
 # Function -> its module. A job gets the request's arguments, and returns what JSON can hold.
@@ -308,7 +308,7 @@ def _end_when_closed(lifeline: int) -> None:
 def _end_children() -> None:
     import psutil
 
-    for child in psutil.Process().children(recursive=True):
+    for child in procfs.descendants():
         try:
             child.kill()
         except psutil.Error:
