@@ -144,11 +144,11 @@ def _answer(run: lab.Run) -> str:
 
 def _run_all(options: Options, built: Mapping[str, lab.Experiment]) -> int:
     """Run experiments, the cheapest first, under one bar; go on where an earlier call stopped."""
-    here = hardware.provenance().machine_id
+    here = hardware.provenance()
     how = {"blocks": options.blocks, "results": options.results}
 
     def weigh(info: RunInfo) -> bool | None:
-        is_asked = info.experiment in built and info.provenance.machine_id == here
+        is_asked = info.experiment in built and hardware.began_here(info.provenance, here)
         if is_asked and Request.read(info) == request(options, info.experiment):
             return info.status == "finished"
         return None

@@ -12,7 +12,7 @@ import os
 import shutil
 import stat
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -93,6 +93,34 @@ def write_whole(path: Path, content: bytes | str) -> Path:
     with whole(path) as part:
         part.write_bytes(content)
     return path
+
+
+@contextlib.contextmanager
+def alone(
+    folder: Path, lock_file: Path, say: Callable[[str], None], check: Callable[[], None]
+) -> Iterator[None]:
+    """Wait until no other process makes the same folder; a kill ends the lock.
+
+    Args:
+        folder: what is made, for the message.
+        lock_file: is removed in the end.
+        say: takes the line that another process is waited for.
+        check: called while it is; raises to stop.
+    """
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(lock_file)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        say(f"another run is making {folder}: waiting until it has ended")
+        lock.acquire(poll_interval=0.2, cancel_check=check)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # Windows removes no open file
+            lock_file.unlink()
+        lock.release()
 
 
 def progress_stream() -> TextIO:

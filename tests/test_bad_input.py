@@ -671,13 +671,16 @@ ROWS: dict[Callable, dict[str, tuple[Callable, str]]] = {
             "data must be what the run began with ("),
         "another machine": (
             changed(lambda info: {"provenance": {**info["provenance"], "machine_id": "other"}}),
-            "run must be resumed on the machine and the GPU it began on ("),
+            "run must be resumed on the machine, the cores and the GPU it began on ("),
+        "other cores": (
+            changed(lambda info: {"provenance": {**info["provenance"], "cores": 4096}}),
+            "run must be resumed on the machine, the cores and the GPU it began on (4,096 cores, "),
         "another GPU": (
             changed(lambda info: {
                 "provenance": {**info["provenance"], "gpu": {"works": True, "name": "other"}},
                 "variants": {label: {**values, "device": "cuda", "step": None}
                              for label, values in info["variants"].items()}}),
-            "run must be resumed on the machine and the GPU it began on ("),
+            "run must be resumed on the machine, the cores and the GPU it began on ("),
     },
     roofline: {
         "one variant": (given(variants=("original",)),

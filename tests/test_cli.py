@@ -6,16 +6,19 @@ import shutil
 import subprocess
 import sys
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
 import labkit as lab
 from labkit.cli import main
+from labkit.contracts import Cancelled
 from labkit.experiments.request import Request
 from labkit.machine import gpu
 from labkit.photos.make import make_photos
 from labkit.runs import check_run
 from labkit.settings import field_kinds
+from tests.places import memory_mounted
 from tests.processes import PATIENCE_S
 
 ALL_IMAGES = ["--input-px", "64", "--batch-size", "4", "--num-workers", "0"]
@@ -215,3 +218,29 @@ def test_where_nobody_names_data_photographs_are_made(tmp_path, monkeypatch, cap
     assert main(["run", "preprocessing", *ALL_IMAGES, "--images", "99"]) == 1  # more than there are
     assert "at most the number of" in capsys.readouterr().err
     assert len(list((tmp_path / "data" / "photos").rglob("*.jpg"))) == 8
+
+
+def test_photographs_that_a_stopped_run_began_are_finished_by_the_next_run(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    made = partial(make_photos, images=8, jobs=1, progress=False)
+    monkeypatch.setattr(check_run, "make_photos", made)
+    stop = SimpleNamespace(is_set=iter([False, False, True]).__next__)
+    with pytest.raises(Cancelled):
+        lab.run(lab.experiment("preprocessing"), cancel=stop, progress=False)
+    assert len(list((tmp_path / "data" / "photos").rglob("*.jpg"))) == 3
+    assert main(["run", "preprocessing", *ALL_IMAGES, "--images", "99"]) == 1  # more than there are
+    assert "at most the number of" in capsys.readouterr().err
+    assert len(list((tmp_path / "data" / "photos").rglob("*.jpg"))) == 8
+
+
+def test_where_the_photographs_have_no_room_a_run_says_so_in_one_line(
+    tmp_path, monkeypatch, capsys
+):
+    with memory_mounted(tmp_path / "small", size="1m") as small, monkeypatch.context() as patch:
+        patch.chdir(small)
+        assert main(["run", "preprocessing", *SMALL]) == 1
+        assert list(small.iterdir()) == []
+    message = r"labkit: \S+/small must have 147 MB of memory free for 1,000 images, got 1\.\d MB; "
+    assert re.fullmatch(rf"{message}free some space, or use less data\n", capsys.readouterr().err)

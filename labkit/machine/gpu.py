@@ -13,6 +13,7 @@ Source: nvml.h (device queries; nvmlUtilization_t).
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -23,6 +24,7 @@ from types import ModuleType
 from typing import Any, Literal, TypeVar
 
 from labkit.contracts import Skip
+from labkit.machine import procfs
 from labkit.records import CudaState
 
 T = TypeVar("T")
@@ -127,7 +129,6 @@ def open_gpu(count: int = 1) -> Callable[[], Reading]:
     Raises:
         Skip: there is no NVIDIA driver or no GPU.
     """
-    import psutil
     import pynvml
 
     try:
@@ -138,8 +139,7 @@ def open_gpu(count: int = 1) -> Callable[[], Reading]:
     except Exception as error:  # torch raises several classes where there is no GPU
         lines = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise Skip(f"torch has no GPU here: {lines}") from None
-    this = psutil.Process()
-    own = {each.pid for each in (this, *this.children(recursive=True))}
+    own = {os.getpid(), *(each.pid for each in procfs.descendants())}
 
     def read() -> Reading:
         # NVML keeps a process's use for each of its periods, of up to a second, and returns some

@@ -132,6 +132,15 @@ def provenance() -> Provenance:
     )
 
 
+def began_here(provenance: Provenance, here: Provenance) -> bool:
+    """Return whether a run began on this machine, with as many of its cores as now.
+
+    A container's quota and taskset change their number, and with it what the machine can do.
+    """
+    # Runs of early versions have not recorded their cores.
+    return provenance.machine_id == here.machine_id and provenance.cores in (None, here.cores)
+
+
 def describe(provenance: Provenance) -> str:
     """Describe the machine of a run in one short line.
 

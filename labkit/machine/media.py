@@ -22,7 +22,7 @@ import re
 import shutil
 import time
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -32,6 +32,7 @@ from labkit.contracts import Skip
 from labkit.files import write_whole
 from labkit.machine import hardware, page_cache, procfs
 from labkit.machine.page_cache import can_evict
+from labkit.thresholds import COLD_MAX_SHARE
 
 FILE_NAME = "labkit.toml"
 HEADER = "# Where this machine's media are; by `labkit doctor --write`, or by hand.\n[media]\n"
@@ -225,6 +226,8 @@ def probe_random_reads(directory: str | Path, seconds: float = 1.0) -> float:
         raise Skip(f"a probe needs at least 20 files of 4 KiB to 1 MiB, got {len(chosen)}")
     for path in chosen:
         page_cache.evict(path)
+    if not _are_cold(chosen):
+        raise Skip("its files could not be evicted from memory, or memory cannot be looked at")
     done = 0
     start_s = time.perf_counter()
     for path in chosen:
@@ -235,6 +238,14 @@ def probe_random_reads(directory: str | Path, seconds: float = 1.0) -> float:
         if took_s > seconds:
             break
     return done / took_s
+
+
+def _are_cold(paths: Sequence[Path]) -> bool:
+    """Return whether evicted files have left memory, or are at least fetched again."""
+    share, _ = page_cache.residency(paths)
+    if share is None:  # another user's files, or an old kernel
+        return any(page_cache.fetched_bytes(path) > 0 for path in paths[:3])
+    return share <= COLD_MAX_SHARE
 
 
 def _files(directory: str | Path) -> Iterator[Path]:

@@ -13,6 +13,7 @@ Source: cachestat(2), mincore(2), posix_fadvise(2).
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import os
 import platform
@@ -23,6 +24,8 @@ from io import FileIO
 from pathlib import Path
 
 import numpy as np
+
+from labkit.machine import procfs
 
 Extent = tuple[Path, int, int]
 """A part of a file: its path, and the first byte and the one after the last."""
@@ -47,7 +50,11 @@ def evict(path: Path, keep: Sequence[tuple[int, int]] = ()) -> None:
     """
     with path.open("rb", buffering=0) as file:
         if not _is_clean(file, path):
-            os.fdatasync(file.fileno())
+            try:
+                os.fdatasync(file.fileno())
+            except OSError as error:  # squashfs, EROFS, ISO 9660: there is nothing to write
+                if error.errno not in (errno.EINVAL, errno.EROFS):
+                    raise
         if keep != [(0, _size_bytes(file))]:
             # Length 0 is up to the end: a length that ends inside a page keeps that page.
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
@@ -81,21 +88,21 @@ def fetched_bytes(path: Path) -> int:
     """Evict a file, read its first page, and return what the kernel says this process fetched.
 
     Returns:
-        Bytes from a device or a server; 0 where the kernel does not count them, as with FUSE.
+        Bytes from a device or a server; 0 where the kernel does not count them, as with FUSE, or
+        does not tell, as in gVisor.
 
     Raises:
         OSError: the file cannot be read.
     """
-    import psutil
+    before = _read_bytes()
+    evict(path)
+    _read_page(path, 0)
+    return _read_bytes() - before
 
-    try:
-        counters = psutil.Process().io_counters
-        before = counters().read_bytes
-        evict(path)
-        _read_page(path, 0)
-        return counters().read_bytes - before
-    except (AttributeError, psutil.Error):  # not on this platform, or hidden from us
-        return 0
+
+def _read_bytes() -> int:
+    """Return what this process has read from devices; 0 where that is not known."""
+    return procfs.counters("/proc/self/io").get("read_bytes", 0)
 
 
 class _CannotCount(Exception):  # noqa: N818 - the next way of counting is tried

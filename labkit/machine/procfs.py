@@ -7,9 +7,15 @@ Source: proc(5), cgroups(7).
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import psutil
 
 
 def text(path: str | Path) -> str:
@@ -92,3 +98,23 @@ def processes_below(process_id: int) -> list[int] | None:
         return None
     children = [int(word) for file in tasks.glob("*/children") for word in text(file).split()]
     return [*children, *(p for child in children for p in processes_below(child) or ())]
+
+
+def descendants() -> list[psutil.Process]:
+    """List the processes below this one, each after its parent.
+
+    Raises:
+        psutil.AccessDenied: the kernel hides other users' processes, and lists no children.
+    """
+    import psutil
+
+    try:
+        return psutil.Process().children(recursive=True)
+    except psutil.AccessDenied:  # /proc is mounted with hidepid=1, and psutil reads all processes
+        if (below := processes_below(os.getpid())) is None:
+            raise
+    found = []
+    for process_id in below:
+        with suppress(psutil.NoSuchProcess):  # it has just ended
+            found.append(psutil.Process(process_id))
+    return found

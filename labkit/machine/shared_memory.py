@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from labkit import units
@@ -54,11 +55,16 @@ def remove_left(folder: str) -> None:
         while _is_alive(pid) and time.monotonic() < deadline_s:
             time.sleep(0.01)
         for left in FOLDER.glob(f"torch_{pid}_*"):
-            left.unlink(missing_ok=True)
+            # Containers may share the folder, and in each of them another process has this number.
+            with suppress(OSError):
+                if left.lstat().st_uid == os.geteuid():
+                    left.unlink()
         entry.unlink(missing_ok=True)
 
 
-def check_room(batch_bytes: int, *, workers: int, prefetch_factor: int, ranks: int = 1) -> None:
+def check_room(
+    batch_bytes: int, *, workers: int, prefetch_factor: int, ranks: int = 1, advice: str = ""
+) -> None:
     """Refuse loader workers whose batches may not fit.
 
     Args:
@@ -66,9 +72,10 @@ def check_room(batch_bytes: int, *, workers: int, prefetch_factor: int, ranks: i
         workers: of each rank.
         prefetch_factor: how many batches each worker keeps ready.
         ranks: how many processes train.
+        advice: what to do; empty: use as many workers as would fit, or a smaller batch.
 
     Raises:
-        Skip: the text says how many workers would fit.
+        Skip: the text says what to do.
     """
     room = usage()
     if room is None or not workers or not batch_bytes:
@@ -77,11 +84,11 @@ def check_room(batch_bytes: int, *, workers: int, prefetch_factor: int, ranks: i
     needed_bytes = batches * batch_bytes
     if needed_bytes > room.free:
         fitting = (room.free // (batch_bytes * ranks) - 1) // prefetch_factor
+        advice = advice or f"use num_workers {max(fitting, 0)} or a smaller batch"
         raise Skip(
             f"{FOLDER} must have room for {batches} batches of "
             f"{units.count_bytes(batch_bytes)}, got {units.count_bytes(room.free)} free of "
-            f"{units.count_bytes(room.total)}; use num_workers {max(fitting, 0)} or a smaller "
-            f"batch, or {MORE}"
+            f"{units.count_bytes(room.total)}; {advice}, or {MORE}"
         )
 
 

@@ -189,8 +189,7 @@ def lowest_first() -> list:
     """
     import psutil
 
-    this = psutil.Process()
-    return [*reversed(this.children(recursive=True)), this]
+    return [*reversed(procfs.descendants()), psutil.Process()]
 
 
 def tree_pss_bytes() -> int | None:

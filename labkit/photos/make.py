@@ -2,7 +2,7 @@
 
 The same seed gives the same bytes, however many processes share the work, because every random
 draw depends only on (seed, image id). A stopped run continues where it stopped, and more images
-extend a finished one.
+extend a finished one. One process at a time works on a folder.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import repeat
 from pathlib import Path
 
 from labkit import units
-from labkit.files import bar, write_whole
+from labkit.contracts import Cancelled
+from labkit.files import alone, bar, progress_stream, write_whole
 from labkit.jpeg import JPEG_END, JPEG_START
 from labkit.machine import hardware
 from labkit.machine.media import check_room
@@ -33,6 +34,7 @@ from labkit.parts.packing.folder import (
 from labkit.parts.packing.manifest import ANNOTATIONS, difference, read_manifest, sha256
 
 KIND = "synthetic photographs"
+LOCK = ".lock"  # file of a folder that is being made
 
 
 def make_photos(
@@ -42,6 +44,7 @@ def make_photos(
     seed: int = 0,
     jobs: int | None = None,
     progress: bool = True,
+    cancel: threading.Event | None = None,
 ) -> dict:
     """Make synthetic photographs, their boxes in COCO's format, and a manifest.
 
@@ -53,6 +56,7 @@ def make_photos(
         seed: from which everything is drawn, 0 or more.
         jobs: processes; None: one for each core this process may use.
         progress: show a bar.
+        cancel: set by another thread to stop; another call goes on from there.
 
     Returns:
         The manifest, with `images`, `bytes`, `files` (path -> bytes, sha256) and more.
@@ -61,6 +65,7 @@ def make_photos(
         ValueError: a number out of range, or `out` holds other data.
         OSError: `out` cannot be written to.
         Skip: there is too little free space.
+        Cancelled: `cancel` was set.
 
     Examples:
         >>> lab.make_photos("four", images=4, progress=False)["images"]
@@ -70,33 +75,52 @@ def make_photos(
         if value is not None and value < least:
             raise ValueError(f"{name} must be at least {least}, got {value}")
     root = Path(out).expanduser().absolute()
-    manifest = read_manifest(root)
-    if manifest:
-        images = max(images, manifest["images"])
-        if _is_complete(root, manifest, images, seed):
-            return manifest
+    if manifest := _read_complete(root, images, seed):
+        return manifest
     there = sum(1 for _ in (root / "images").glob("*.jpg"))
     existing = next(folder for folder in (root, *root.parents) if folder.is_dir())
     needed_bytes = 140_000 * max(0, images - there)  # about what they take
     check_room(existing, needed_bytes, units.count(images, "image"))
-    try:
-        _start_folder(root, manifest, seed)
-    except OSError as error:
-        raise OSError(
-            f"out must be a folder that can be written to, got {str(out)!r} ({error.strerror}); "
-            "choose another folder"
-        ) from error
-    jobs = min(jobs or hardware.cores(), images)
-    known = manifest.get("files", {})
-    numbers = range(1, images + 1)
-    entries = (known.get(f"images/{_name(number)}") for number in numbers)
-    with _workers(jobs) as parallel_map:
-        made = parallel_map(_make_image, repeat(root), repeat(seed), numbers, entries)
-        shown = bar(made, total=images, unit="image", desc=root.name, disable=not progress)
-        written = list(shown)
-    finish_folder(root, written, about={"kind": KIND, "seed": seed})
-    (root / UNFINISHED).unlink()
-    return read_manifest(root)
+
+    def say(line: str) -> None:
+        if progress:
+            from tqdm import tqdm
+
+            tqdm.write(line, file=progress_stream())
+
+    def check() -> None:
+        if cancel is not None and cancel.is_set():
+            raise Cancelled
+
+    with ExitStack() as held:
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            held.enter_context(alone(root, root / LOCK, say, check))
+            if manifest := _read_complete(root, images, seed):  # by another process meanwhile
+                return manifest
+            manifest = read_manifest(root)
+            images = max(images, manifest.get("images", 0))
+            _start_folder(root, manifest, seed)
+        except OSError as error:
+            raise OSError(
+                f"out must be a folder that can be written to, got {str(out)!r} "
+                f"({error.strerror}); choose another folder"
+            ) from error
+        jobs = min(jobs or hardware.cores(), images)
+        known = manifest.get("files", {})
+        numbers = range(1, images + 1)
+        entries = (known.get(f"images/{_name(number)}") for number in numbers)
+        with _workers(jobs) as parallel_map:
+            made = parallel_map(_make_image, repeat(root), repeat(seed), numbers, entries)
+            written = []
+            for image in bar(
+                made, total=images, unit="image", desc=root.name, disable=not progress
+            ):
+                written.append(image)
+                check()
+        finish_folder(root, written, about={"kind": KIND, "seed": seed})
+        (root / UNFINISHED).unlink()
+        return read_manifest(root)
 
 
 def _make_image(root: Path, seed: int, image_id: int, entry: dict | None) -> WrittenImage:
@@ -124,27 +148,33 @@ def _name(image_id: int) -> str:
     return f"{image_id:012d}.jpg"
 
 
-def _is_complete(root: Path, manifest: dict, images: int, seed: int) -> bool:
-    """Compare with the manifest by size only, which takes microseconds a file."""
-    made = (manifest["kind"], manifest["seed"], manifest["images"]) == (KIND, seed, images)
-    return (
-        made
+def _read_complete(root: Path, images: int, seed: int) -> dict:
+    """Return the manifest where all photographs are there, and perhaps more; else empty.
+
+    They are compared with it by size only, which takes microseconds a file.
+    """
+    manifest = read_manifest(root)
+    made = (
+        manifest
+        and (manifest["kind"], manifest["seed"]) == (KIND, seed)
+        and manifest["images"] >= images
         and not difference(root / ANNOTATIONS, {"sha256": manifest["annotations_sha256"]})
         and not any(
             difference(root / name, {"bytes": entry["bytes"]})
             for name, entry in manifest["files"].items()
         )
     )
+    return manifest if made else {}
 
 
 def _start_folder(root: Path, manifest: dict, seed: int) -> None:
-    """Make root/images/, and mark the folder as unfinished.
+    """Make images/ in a folder that is there, and mark it as unfinished.
 
     Raises:
         ValueError: the folder holds something else, or photographs of another seed.
     """
     before = manifest or read_manifest(root, UNFINISHED)
-    is_used = root.is_dir() and any(root.iterdir())
+    is_used = any(path.name != LOCK for path in root.iterdir())
     if is_used and before.get("kind") != KIND:
         raise ValueError(
             f"folder must be new or empty, got {str(root)!r} with other files in it; "
@@ -155,8 +185,8 @@ def _start_folder(root: Path, manifest: dict, seed: int) -> None:
             f"seed must be {before['seed']}, with which {str(root)!r} was made, got {seed}; "
             "choose another folder for another seed"
         )
-    (root / "images").mkdir(parents=True, exist_ok=True)
     write_whole(root / UNFINISHED, json.dumps({"kind": KIND, "seed": seed}))
+    (root / "images").mkdir(exist_ok=True)
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -88,14 +89,20 @@ def doctor(data: Path | str | None = None, **folders: Path | str) -> Table:
 
 def _describe_folder(name: str, directory: Path) -> tuple[str, str]:
     """Return value and remark for the medium under a folder."""
-    if not directory.is_dir():
+    # `Path.is_dir` raises for a mount that is broken, before Python 3.14.
+    if not os.path.isdir(directory):  # noqa: PTH112
         return str(directory), "not there; create it, mount the disk or correct labkit.toml"
-    medium, reads_per_s, doubt = check_medium(name, directory)
+    try:
+        medium, reads_per_s, doubt = check_medium(name, directory)
+        free_bytes = shutil.disk_usage(directory).free
+    except OSError as error:
+        why = f"cannot be read: {error.strerror or error}; mount the disk again"
+        return str(directory), f"{why} or correct labkit.toml"
     claim = {True: "rotational", False: "not rotational", None: "kind unknown"}[medium.rotational]
     if medium.in_memory:
         claim = "in memory"
     value = f"{directory}: {medium.filesystem} on {medium.device}, {claim}, "
-    value += f"{units.count_bytes(shutil.disk_usage(directory).free)} free"
+    value += f"{units.count_bytes(free_bytes)} free"
     if reads_per_s is not None:
         value += f", {reads_per_s:,.0f} cold reads/s"
     return value, f"could not confirm the kind of {name}: {doubt}" if doubt else ""

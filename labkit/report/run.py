@@ -161,7 +161,8 @@ def run(
         ValueError: settings, data or parts that cannot work, before anything is timed.
         RuntimeError: the baseline cannot be measured here (finished rows stay), or another run
             is in progress in this process.
-        Cancelled: `cancel` was set while data at a URL was copied to this machine.
+        Cancelled: `cancel` was set while photographs were made, or data at a URL was copied to
+            this machine.
 
     Examples:
         >>> experiment = lab.experiment("preprocessing", images=16, input_px=64)
@@ -240,7 +241,7 @@ def resume(
     Raises:
         FileNotFoundError: there is no run in this folder.
         ValueError: a part of it is not known here, its data changed, or it began on another
-            machine.
+            machine or with other cores.
         RuntimeError: another run is in progress in this process, or another process has this one.
 
     Examples:

@@ -3,7 +3,7 @@
     reference pipeline, loading alone ─▶ calibration.json ─▶ `with_device`: settings with that speed
 
 The speed of a simulated device is part of the question, so no run chooses it anew: it is measured
-once for a machine, its data and an input size.
+once for a machine, as many of its cores as may be used, its data and an input size.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ from labkit import units
 from labkit.analysis.statistics import paired_interval
 from labkit.contracts import Skip
 from labkit.files import bar, write_whole
-from labkit.machine import hardware
+from labkit.machine import hardware, shared_memory
 from labkit.machine.clock import utc_now
 from labkit.parts.devices import DevicePart
 from labkit.records import Calibration
 from labkit.resolve import complete_here, find_part, open_data, original
 from labkit.runs.active_run import single_run_lock
-from labkit.runs.launcher import Launcher
+from labkit.runs.failure_reasons import batch_bytes
+from labkit.runs.launcher import Launcher, TrialFailed
 from labkit.runs.store import explain_unwritable, fits
 from labkit.runs.thresholds import (
     CALIBRATION_PROCESS_S,
@@ -54,6 +55,8 @@ class CalibratedDevice:
     """The calibrated device's training rate, and the measurements behind it."""
 
     machine_id: str
+    cores: int | None = None
+    """How many cores it was measured with; None: an early version did not record it."""
     data_hash: str
     """The data's, as of `Reader.data_hash`."""
     input_px: int
@@ -154,12 +157,13 @@ def device_of(
     Raises:
         ValueError: calibration.json is broken.
         RuntimeError: another process calibrates, another run is in progress in this one, or the
-            data cannot be brought into memory here.
+            reference cannot be measured here.
         Cancelled: `cancel` was set.
     """
     path, machine_id = Path(results) / FILE, hardware.provenance().machine_id
+    cores = hardware.cores()
     data_hash = open_data(settings).data_hash
-    key = (machine_id, data_hash, settings.input_px)
+    key = (machine_id, cores, data_hash, settings.input_px)
     known = read_devices(path.parent)
     kept = next((each for each in known if _key(each) == key), None)
     if kept and not anew:
@@ -181,6 +185,7 @@ def device_of(
             low, high = paired_interval(rates)
             device = CalibratedDevice(
                 machine_id=machine_id,
+                cores=cores,
                 data_hash=data_hash,
                 input_px=settings.input_px,
                 device_images_per_s=GPU_TO_LOADER_RATIO * fmean(rates),
@@ -194,7 +199,7 @@ def device_of(
             others = [asdict(each) for each in read_devices(path.parent) if _key(each) != key]
             with explain_unwritable(path.parent):
                 write_whole(path, json.dumps([*others, asdict(device)], indent=1) + "\n")
-    except Skip as reason:
+    except (Skip, TrialFailed) as reason:
         raise RuntimeError(
             f"the simulated GPU cannot be calibrated here: {reason}; or set its speed, such as "
             "--gpu-images-per-s 200"
@@ -239,6 +244,12 @@ def _reference_rates(
     most = images // fewest_batches(reference.num_workers)
     batch_size = max(min(reference.batch_size, most), 1)
     reference = replace(reference, images=max(images, 1), batch_size=batch_size)
+    shared_memory.check_room(
+        batch_bytes(reference),
+        workers=reference.num_workers,
+        prefetch_factor=reference.prefetch_factor,
+        advice="use a smaller input_px",
+    )
     rates: list[float] = []
     began_s = time.monotonic()
     form = "{desc} {percentage:3.0f}%|{bar:15}| {elapsed} of at most 00:{total:02.0f}{postfix}"
@@ -274,8 +285,8 @@ def _half_share(rates: list[float]) -> float:
     return (high - low) / 2 / fmean(rates)
 
 
-def _key(device: CalibratedDevice) -> tuple[str, str, int]:
-    return device.machine_id, device.data_hash, device.input_px
+def _key(device: CalibratedDevice) -> tuple[str, int | None, str, int]:
+    return device.machine_id, device.cores, device.data_hash, device.input_px
 
 
 def read_devices(results: Path | str) -> list[CalibratedDevice]:

@@ -53,6 +53,9 @@ def calibrate_run(run: ActiveRun, epoch_share: float) -> None:
     run.progress.say("calibrating: how fast is the baseline here?")
     baseline, available = run.baseline, run.info.data.images
     # Only images that were looked at: calibration must not read, or evict, a whole big data set.
+    a_round = baseline.num_workers * baseline.batch_size
+    enough = fewest_batches(baseline.num_workers) * baseline.batch_size + a_round
+    _look_at(run, min(baseline.images or enough, enough))
     usable = min(run.images_looked_at, available) - len(run.info.excluded)
     tried = with_device(baseline, calibration)
     tried = replace(
@@ -86,8 +89,7 @@ def calibrate_run(run: ActiveRun, epoch_share: float) -> None:
         run.note(f"the baseline's rate is not known: {why_none}")
     mode = replace(run.mode, epoch_s=epoch_share * run.mode.epoch_s)
     images = _epoch_images(run, mode, rate)
-    while run.images_looked_at < images + len(run.info.excluded):  # others replace bad ones
-        check_images(run, images + len(run.info.excluded))
+    _look_at(run, images)
     images = min(images, available - len(run.info.excluded))
     # All variants that run do equal work: a multiple of each one's batches.
     multiple = math.lcm(
@@ -96,6 +98,12 @@ def calibrate_run(run: ActiveRun, epoch_share: float) -> None:
     images = max(images // multiple, 1) * multiple
     run.save(calibration=replace(calibration, images=images, images_per_s=rate))
     _note_short_epochs(run, mode)
+
+
+def _look_at(run: ActiveRun, images: int) -> None:
+    """Find unreadable images until so many readable ones, or all there are, were looked at."""
+    while run.images_looked_at < min(images + len(run.info.excluded), run.info.data.images):
+        check_images(run, images + len(run.info.excluded))  # others replace bad ones
 
 
 def _device(run: ActiveRun) -> Calibration:
@@ -137,8 +145,10 @@ def _of_all_ranks(
 def _epoch_images(run: ActiveRun, mode: Mode, images_per_s: float | None) -> int:
     """Return how many images an epoch has: of the mode's length, with steady rates if possible."""
     baseline, available = run.baseline, run.info.data.images
-    if baseline.images or not mode.epoch_s or images_per_s is None:  # too few images for a rate
+    if baseline.images or not mode.epoch_s:
         return baseline.images or available
+    if images_per_s is None:  # too few images for a rate
+        return min(run.images_looked_at, available)
     wanted = round(images_per_s * mode.epoch_s)
     longest = max(wanted * MAX_EPOCH_LENGTH_RATIO, 1)
     least = mode.min_steps * baseline.batch_size * baseline.ranks

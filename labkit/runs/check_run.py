@@ -22,6 +22,8 @@ from labkit.contracts import Reader, Skip
 from labkit.machine import gpu, hardware
 from labkit.machine.clock import utc_now
 from labkit.parts.devices import DevicePart
+from labkit.parts.packing.folder import UNFINISHED
+from labkit.parts.packing.manifest import MANIFEST
 from labkit.parts.storage.slow_disk import why_not_throttled
 from labkit.photos.make import make_photos
 from labkit.records import (
@@ -77,7 +79,8 @@ def check_run(
     Raises:
         ValueError: settings, data, parts or a calibrated device that cannot work.
         BaselineSkipped: nothing could be compared.
-        Cancelled: `cancel` was set while data at a URL was copied to this machine.
+        OSError: the photographs that runs take where no data is named cannot be made.
+        Cancelled: `cancel` was set while they were made, or data at a URL was copied.
     """
     chosen_mode = pick(MODES, mode, "mode")
     request = {**(experiment.request or {}), "mode": mode, "blocks": blocks}
@@ -90,8 +93,8 @@ def check_run(
     parts, skipped = _resolve_all(experiment.settings, baselines)
     own_parts()  # refuses those that no other process can be sent
     base = experiment.settings[experiment.baseline]
-    if base.data == Settings.data and not Path(base.data).exists():  # nobody named any
-        make_photos(base.data)
+    if base.data == Settings.data:  # nobody named any
+        _make_photos_once(Path(base.data), cancel)
     reader = reopen_data(base, cancel)
     if experiment.fallback is not None and (reason := why_not_throttled(reader)):
         experiment = experiment.fallback(experiment, reason)  # the same variants on other disks
@@ -146,8 +149,8 @@ def check_resumable(run: StoredRun) -> dict[str, Resolved]:
         The parts by label, of the variants that can run here.
 
     Raises:
-        ValueError: it came from another machine or version, a part of it is not known here, or
-            its data changed.
+        ValueError: it came from another machine, other cores or another version, a part of it is
+            not known here, or its data changed.
     """
     info = run.info
     if info.shared_from:
@@ -181,12 +184,12 @@ def check_resumable(run: StoredRun) -> dict[str, Resolved]:
             f"data must be what the run began with ({data_then}), got {data_now}; start a new run"
         )
     began_on, machine = info.provenance, hardware.provenance()
-    is_same_place = began_on.machine_id == machine.machine_id
+    is_same_place = hardware.began_here(began_on, machine)
     if not all(device.is_cpu or device.is_simulated for device in devices):
         is_same_place &= _gpu_name(began_on) == _gpu_name(machine)
     if not is_same_place:
         raise ValueError(
-            f"run must be resumed on the machine and the GPU it began on "
+            f"run must be resumed on the machine, the cores and the GPU it began on "
             f"({hardware.describe(began_on)}), got {hardware.describe(machine)}; start a new run"
         )
     return parts
@@ -194,6 +197,16 @@ def check_resumable(run: StoredRun) -> dict[str, Resolved]:
 
 def _gpu_name(provenance: Provenance) -> str:
     return provenance.gpu.name if provenance.gpu else ""
+
+
+def _make_photos_once(folder: Path, cancel: threading.Event | None) -> None:
+    """Make photographs where there is no such folder, or a stopped run has not finished it."""
+    is_stopped = (folder / UNFINISHED).is_file() and not (folder / MANIFEST).is_file()
+    if is_stopped or not folder.exists():
+        try:
+            make_photos(folder, cancel=cancel)
+        except Skip as reason:  # there is no room; nothing can run then
+            raise OSError(str(reason)) from reason
 
 
 def _resolve_all(

@@ -74,6 +74,7 @@ def _prove_disk(
         "readers": settings.num_workers,
         "multiprocessing_context": settings.multiprocessing_context,
         "machine_id": here.machine_id,
+        "cores": here.cores,
         "kernel": here.kernel,
         "python": here.python,
         "sources": hash_sources(storage),

@@ -130,18 +130,18 @@ class Launcher:
     def _start(self) -> subprocess.Popen:
         if self._process is None or self._process.poll() is not None:
             self.close()
-            # The user's own parts may come from any module that can be imported here.
-            path = os.pathsep.join(filter(None, sys.path))
-            how: dict[str, Any] = {
-                "env": {**os.environ, "PYTHONPATH": path},
-                "cwd": str(Path.cwd()),
-            }
+            # The user's own parts may come from any module that can be imported here; in a notebook
+            # also from the working directory, which comes after the standard library.
+            cwd = str(Path.cwd())
+            path = os.pathsep.join(folder or cwd for folder in sys.path)
+            how: dict[str, Any] = {"env": {**os.environ, "PYTHONPATH": path}, "cwd": cwd}
             self._started_with = how
             self._process, self._temporary = _take_ready(how) if self._fork else (None, None)
             if self._process is None:
                 self._process = subprocess.Popen(
                     [
                         sys.executable,
+                        "-P",  # the working directory may hold a random.py
                         "-m",
                         "labkit.runs.server",
                         "--serve" if self._fork else "--once",
@@ -232,7 +232,10 @@ def _end(process: subprocess.Popen, temporary: str | None) -> None:
         process.communicate(timeout=5.0)
     except subprocess.TimeoutExpired:
         with contextlib.suppress(ProcessLookupError):
-            (os.killpg if hasattr(os, "killpg") else os.kill)(process.pid, signal.SIGKILL)
+            if hasattr(os, "killpg"):
+                os.killpg(process.pid, signal.SIGKILL)
+            else:  # Windows
+                process.kill()
         process.communicate()
     if temporary is not None:  # a server that was killed has not removed it
         shared_memory.remove_left(temporary)

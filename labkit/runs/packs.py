@@ -23,11 +23,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from filelock import FileLock, Timeout
 
 from labkit import install, units
 from labkit.contracts import Annotation, Cancelled, Content, Reader, Sample, Skip
-from labkit.files import bar, whole_folder, write_whole
+from labkit.files import alone, bar, whole_folder, write_whole
 from labkit.machine import hardware
 from labkit.machine.media import check_room, skip_unwritable
 from labkit.parts.decoding import DECODERS
@@ -311,7 +310,7 @@ def ensure_pack(
 
     with skip_unwritable(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with _alone(folder, say, check):
+        with alone(folder, folder.with_name(f".{folder.name}.lock"), say, check):
             if _is_there(folder, settings, wanted, to is None, say):
                 return read_cost(folder)
             image_bytes = max(1, _image_bytes(converter))
@@ -369,23 +368,6 @@ def _convert_all(
                 check()
                 yield sample
                 shown.update()
-
-
-@contextlib.contextmanager
-def _alone(folder: Path, say: Callable[[str], None], check: Callable[[], None]) -> Iterator[None]:
-    """Wait until no other process makes the same pack."""
-    lock = FileLock(folder.with_name(f".{folder.name}.lock"))
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        say(f"another run is making {folder}: waiting until it has ended")
-        lock.acquire(poll_interval=0.2, cancel_check=check)
-    try:
-        yield
-    finally:
-        with contextlib.suppress(OSError):  # Windows removes no open file
-            Path(lock.lock_file).unlink()
-        lock.release()
 
 
 def _is_there(

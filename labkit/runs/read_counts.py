@@ -163,7 +163,7 @@ def _calls() -> int | None:
 def _requests(paths: Iterable[Path]) -> int | None:
     """Return how many reads the device under some files has completed since boot."""
     numbers = {path.stat().st_dev for path in paths}
-    if len(numbers) != 1:
+    if len(numbers) != 1 or not hasattr(os, "major"):  # Windows numbers no devices
         return None
     (number,) = numbers
     counts = procfs.text(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}/stat").split()

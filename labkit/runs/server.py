@@ -31,7 +31,7 @@ from multiprocessing.util import get_temp_dir
 from pathlib import Path
 
 from labkit.contracts import Skip
-from labkit.machine import shared_memory
+from labkit.machine import procfs, shared_memory
 from labkit.settings import Settings
 
 # Function -> its module. A job gets the request's arguments, and returns what JSON can hold.
@@ -57,7 +57,12 @@ _answering = threading.Lock()
 
 def serve() -> None:
     """Fork a server for every run until the input ends."""
+    import resource
+
     answers = _keep_answers()
+    # Loaders of many workers hold more open files than the 1,024 that most systems begin with.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     for module in ("cv2", "PIL.Image", "psutil", "torch.utils.data", "labkit.parts.training.model"):
         importlib.import_module(module)
     for module in JOBS.values():
@@ -303,7 +308,7 @@ def _end_when_closed(lifeline: int) -> None:
 def _end_children() -> None:
     import psutil
 
-    for child in psutil.Process().children(recursive=True):
+    for child in procfs.descendants():
         try:
             child.kill()
         except psutil.Error:

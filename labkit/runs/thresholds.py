@@ -4,8 +4,8 @@ from labkit.records import EPOCHS, ROOFLINE
 
 # --- images that cannot be read -------------------------------------------------------------
 
-# Enough for calibration on any machine; more images are checked once the run knows how many it
-# takes, so that a large data set on a slow disk is not read in vain.
+# Enough for calibration in most runs; more images are checked once the run knows how many it takes,
+# so that a large data set on a slow disk is not read in vain.
 FIRST_LOOK_IMAGES = 512
 
 # --- calibration ----------------------------------------------------------------------------

@@ -3,24 +3,28 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import cv2
 import numpy as np
 import pytest
+from filelock import FileLock
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_scripts.make_photos import main
 from labkit.contracts import Skip
 from labkit.parts.packing import PACKINGS
-from labkit.photos.make import make_photos
+from labkit.photos.make import LOCK, make_photos
 from labkit.photos.scenes import annotate, plan_scene, visible_map
-from tests.places import contents
+from tests.places import contents, tree
+from tests.processes import until
 
 SCRIPT = Path(__file__).parents[2] / "data_scripts" / "make_photos.py"
 
@@ -113,6 +117,20 @@ def test_a_stopped_run_leaves_whole_files_and_goes_on(tmp_path, stop, status):
     assert all(file.read_bytes()[-2:] == b"\xff\xd9" for file in made)
     with pytest.raises(ValueError, match="data must be a finished folder, got"):
         PACKINGS["folder"].open(folder)
+
+
+def test_a_second_process_waits_and_takes_what_the_first_has_made(photos, tmp_path, capsys):
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    with ThreadPoolExecutor(1) as pool:
+        with FileLock(folder / LOCK):
+            second = pool.submit(make_photos, folder, 8, jobs=1)
+            until(lambda: f"another run is making {folder}" in capsys.readouterr().err)
+            shutil.copytree(photos, folder, dirs_exist_ok=True)
+            copied = tree(folder)
+        assert second.result()["images"] == 8
+    copied.pop(LOCK)
+    assert tree(folder) == copied
 
 
 def test_another_seed_over_existing_data_is_refused(photos):

@@ -5,13 +5,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from kernel import why_not_evicted
+from places import folder_in_memory
 
+from labkit.contracts import Skip
 from labkit.machine.media import (
     Medium,
     check_medium,
     describe_medium,
     is_hard_disk,
     media,
+    probe_random_reads,
     write_media,
 )
 
@@ -92,6 +96,22 @@ def test_tmpfs_is_known_to_be_memory_and_is_not_probed():
     assert medium.in_memory
     assert check_medium("tmpfs", Path("/dev/shm")) == (medium, None, "")
     assert check_medium("hdd", Path("/dev/shm")) == (medium, None, "in memory")
+
+
+def test_reads_of_files_that_stay_in_memory_are_not_called_cold():
+    with folder_in_memory() as folder:
+        for number in range(20):
+            (folder / f"{number}.jpg").write_bytes(bytes(8192))
+        with pytest.raises(Skip, match="its files could not be evicted from memory"):
+            probe_random_reads(folder)
+
+
+def test_files_that_leave_memory_are_read_cold(tmp_path):
+    if reason := why_not_evicted(tmp_path):
+        pytest.skip(reason)
+    for number in range(20):
+        (tmp_path / f"{number}.jpg").write_bytes(bytes(8192))
+    assert probe_random_reads(tmp_path) > 0
 
 
 @pytest.mark.parametrize(

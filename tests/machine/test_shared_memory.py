@@ -59,6 +59,19 @@ def test_files_of_processes_that_are_not_on_the_roll_stay(roll):
         mine.unlink()
 
 
+def test_files_of_another_user_stay_whatever_their_number(roll):
+    if os.geteuid() != 0:
+        pytest.skip("only root can give a file away")
+    others = killed_worker()
+    os.chown(others, 65534, 65534)
+    try:
+        shared_memory.remove_left(str(roll))
+        assert others.exists()
+        assert list(roll.iterdir()) == []
+    finally:
+        others.unlink(missing_ok=True)
+
+
 @pytest.mark.parametrize(
     ("workers", "ranks", "advice"),
     [(1, 1, ""), (2, 1, "num_workers 1 "), (1, 2, "num_workers 0 "), (0, 2, "")],

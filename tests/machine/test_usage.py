@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
+from labkit.machine import procfs
 from labkit.machine.gpu import read_gpu
 from labkit.machine.usage import Usage, own_cpu_s
 
@@ -25,7 +26,17 @@ print(flush=True)
 input()"""
 
 
-def test_ended_children_of_a_living_child_count():
+def denied(process, recursive=False):
+    """As where /proc hides other users' processes."""
+    raise psutil.AccessDenied(1)
+
+
+@pytest.mark.parametrize("hides", [False, True], ids=["all are seen", "others are hidden"])
+def test_ended_children_of_a_living_child_count(hides, monkeypatch):
+    if hides:
+        if procfs.processes_below(os.getpid()) is None:
+            pytest.skip("this kernel lists no children")
+        monkeypatch.setattr(psutil.Process, "children", denied)
     before_s = own_cpu_s()
     child = subprocess.Popen(
         [sys.executable, "-c", WAIT], stdin=subprocess.PIPE, stdout=subprocess.PIPE

@@ -210,6 +210,25 @@ def test_fetches_of_files_in_memory_are_not_counted_as_a_disks(files, shared_mem
     assert page_cache.fetched_bytes(path) == 0
 
 
+IN_A_SANDBOX = """
+import os, subprocess, sys
+from pathlib import Path
+from labkit.machine.page_cache import fetched_bytes
+
+subprocess.run(["mount", "--bind", sys.argv[1], f"/proc/{os.getpid()}/io"], check=True)
+print(fetched_bytes(Path(sys.argv[1])))
+"""
+
+
+@pytest.mark.parametrize("counts", ["", "rchar: 5\n"], ids=["none", "some"])
+def test_where_a_sandbox_counts_no_fetches_there_are_none(counts, tmp_path):
+    if not hasattr(os, "geteuid") or os.geteuid() != 0:
+        pytest.skip("only root can mount")
+    (tmp_path / "io").write_text(counts)
+    command = [*with_mounts_of_its_own(), sys.executable, "-c", IN_A_SANDBOX, tmp_path / "io"]
+    assert subprocess.run(command, capture_output=True, text=True).stdout == "0\n"
+
+
 # Counts by itself, in the file below the overlay: its pages are those that are read.
 ON_OVERLAY = """
 import ctypes, json, mmap, os, subprocess, sys
@@ -263,6 +282,16 @@ def test_on_overlayfs_the_files_below_are_evicted_and_counted(tmp_path):
     # The first eviction had to write the file: from then on its disk is known to count.
     fetched = [proof["device_read_bytes"] for cache, _, proof in rows if cache == "cold"]
     assert all(fetched_bytes >= FILE_BYTES for fetched_bytes in fetched[1:])
+
+
+def test_files_that_cannot_be_synced_are_evicted_all_the_same(monkeypatch):
+    monkeypatch.setattr("platform.machine", lambda: "riscv64")  # as before Linux 6.5
+    file = Path("/proc/version")  # which refuses a sync as those of squashfs do
+    if not file.exists():
+        pytest.skip("there is no /proc")
+    with file.open("rb") as opened, pytest.raises(OSError, match="Invalid argument"):
+        os.fdatasync(opened.fileno())
+    page_cache.evict(file)
 
 
 def residency_as_nobody(paths):

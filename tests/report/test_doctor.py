@@ -1,7 +1,10 @@
 """What this machine says of itself, its disks and what it skips."""
 
+import errno
 import os
+import shutil
 import sys
+from pathlib import Path
 
 import labkit as lab
 from labkit.machine import media
@@ -39,3 +42,24 @@ def test_the_doctor_says_what_a_platform_without_fadvise_and_fork_skips(tmp_path
         "skipped",
         "this platform starts processes by spawn",
     )
+
+
+def test_a_broken_medium_is_a_remark_beside_all_others(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("stale", "fine"):
+        (tmp_path / name).mkdir()
+    usage = shutil.disk_usage
+
+    def stale_usage(path):
+        if Path(path).name == "stale":
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return usage(path)
+
+    monkeypatch.setattr(shutil, "disk_usage", stale_usage)
+    nobody_can_look = tmp_path / ("x" * 300)  # as is_dir raises for a server that has gone
+    topics = told(hdd=tmp_path / "stale", ssd=nobody_can_look, nvme=tmp_path / "fine")
+    assert topics["hdd"][1] == (
+        "cannot be read: Stale file handle; mount the disk again or correct labkit.toml"
+    )
+    assert topics["ssd"][1] == "not there; create it, mount the disk or correct labkit.toml"
+    assert " free" in topics["nvme"][0]

@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import re
 import shutil
 from functools import partial
 
@@ -12,9 +13,10 @@ from small import compare
 import labkit as lab
 from labkit import units
 from labkit.contracts import Skip
-from labkit.machine import hardware
+from labkit.machine import hardware, shared_memory
 from labkit.runs import calibrated_device
 from labkit.runs.calibrated_device import FILE, device_of
+from labkit.runs.launcher import TrialFailed
 from labkit.settings import Settings
 from labkit.steady_rate import SteadyRate
 from tests.fake_clock import FakeClock
@@ -40,19 +42,51 @@ def test_the_device_trains_twice_as_fast_as_the_reference_loads(calibrated):
     assert units.rate(device.device_images_per_s) in str(device)
 
 
-def test_data_that_cannot_be_in_memory_end_it_with_a_sentence(
-    photos, tmp_path, monkeypatch, beside_others
+@pytest.mark.parametrize(
+    "reason",
+    [
+        Skip("warm data must have at least 98.0 % in memory"),
+        TrialFailed("/dev/shm must have room for the batches of all loader workers"),
+    ],
+    ids=["skipped", "failed"],
+)
+def test_a_reference_that_cannot_be_measured_ends_it_with_a_sentence(
+    reason, photos, tmp_path, monkeypatch, beside_others
 ):
     monkeypatch.setattr(calibrated_device, "_reference_rates", beside_others)
 
     def ask(job, **arguments):
         if job == "find_bad_images":
             return [], ""
-        raise Skip("warm data must have at least 98.0 % in memory")
+        raise reason
 
-    reason = "cannot be calibrated here: warm data must have .*; or set its speed, such as --gpu"
-    with pytest.raises(RuntimeError, match=reason):
+    message = f"cannot be calibrated here: {reason}; or set its speed, such as --gpu-images-per-s"
+    with pytest.raises(RuntimeError, match=message):
         device_of(Settings(data=str(photos), input_px=64), tmp_path, ask=ask, progress=False)
+
+
+def test_where_shared_memory_has_no_room_for_the_reference_its_advice_helps(
+    photos, tmp_path, monkeypatch, beside_others
+):
+    """64 MB, as in a container; of 24 photographs six batches are made, of four each."""
+    monkeypatch.setattr(calibrated_device, "_reference_rates", beside_others)
+    room = shutil._ntuple_diskusage(64 << 20, 0, 64 << 20)
+    monkeypatch.setattr(shared_memory, "usage", lambda: room)
+    asked = []
+
+    def ask(job, **arguments):
+        asked.append(job)
+        return [], ""
+
+    with pytest.raises(RuntimeError) as error:
+        settings = Settings(data=str(photos), input_px=512)
+        device_of(settings, tmp_path, ask=ask, progress=False)
+    assert re.search(
+        r"must have room for 5 batches of 34 MB, got 67 MB free of 67 MB; use a smaller input_px, "
+        r"or give a container more with: .*; or set its speed, such as --gpu-images-per-s",
+        str(error.value),
+    )
+    assert asked == ["find_bad_images"]
 
 
 @pytest.mark.parametrize(
@@ -115,8 +149,11 @@ def ask_for(photos, results, say=str):
     return device_of(settings, results, ask=print, say=say, progress=False)
 
 
-def test_another_machine_and_another_input_size_are_measured_anew(kept, photos, tmp_path):
-    elsewhere, said = [{**kept, "machine_id": "another"}, {**kept, "input_px": 128}], []
+def test_another_machine_other_cores_and_another_input_size_are_measured_anew(
+    kept, photos, tmp_path
+):
+    changes = {"machine_id": "another"}, {"cores": kept["cores"] + 1}, {"input_px": 128}
+    elsewhere, said = [{**kept, **change} for change in changes], []
     (tmp_path / FILE).write_text(json.dumps(elsewhere))
     ask_for(photos, tmp_path, said.append)
     *others, own = json.loads((tmp_path / FILE).read_text())

@@ -1,6 +1,7 @@
 """A rate is the settled one, and sets the length of an epoch."""
 
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -91,19 +92,25 @@ def test_epochs_with_less_than_three_rounds_have_no_rate_and_a_reason(workers, f
 class FakeRun:
     """What calibration asks of a run whose loader and devices have these rates."""
 
-    def __init__(self, variants, *, loading, training, images=10_000):
+    def __init__(self, variants, *, loading, training, images=10_000, looked_at=10_000):
         self.remaining = self.variants = variants
         self.baseline = next(iter(variants.values()))
         self.baseline_facts = gather_facts(vars(self.baseline))
-        self.mode, self.images_looked_at = MODES["quick"], images
+        self.mode, self.images_looked_at = MODES["quick"], looked_at
         self.info = fake_info([*variants], data={"images": images})
+        self.folder, self.dropped = Path("results/test/run"), {}
         self.progress = SimpleNamespace(say=lambda line: None)
         self.notes, self.note = [], lambda line: self.notes.append(line)
         self.rates = {"nothing": loading, "classifier": min(loading, training)}
 
     def ask(self, job, *, settings, **more):
+        if job == "find_bad_images":
+            return [], []
         assert job == "measure_rate" and settings.ranks == 1
-        return steady_rate([([n / self.rates[settings.step] for n in range(100)], 1)], 0)
+        batches = min(settings.images // settings.batch_size, 100)
+        per_s = self.rates[settings.step] / settings.batch_size
+        arrivals_s = [batch / per_s for batch in range(batches)]
+        return steady_rate([(arrivals_s, settings.batch_size)], settings.num_workers)
 
     def save(self, **facts):
         self.info = replace(self.info, **facts)
@@ -148,3 +155,19 @@ def test_a_quick_epoch_has_three_rounds_of_workers_unless_it_gets_too_long(worke
     variants = {str(count): {"num_workers": count} for count in workers}
     found = calibrated_run(variants=variants, loading=rate, training=rate)
     assert found.images == steps * 8
+
+
+@pytest.mark.parametrize(("batch_size", "workers"), [(96, 2), (64, 3), (32, 6), (1024, 0)])
+def test_large_batches_and_many_workers_have_a_rate_and_no_epoch_of_all_images(batch_size, workers):
+    variants = {"base": {"batch_size": batch_size, "num_workers": workers}}
+    many = {"images": 1_281_167, "looked_at": 512}
+    found = calibrated_run(variants=variants, loading=5000.0, training=5000.0, **many)
+    assert found.images_per_s == pytest.approx(5000.0)
+    # Quick mode's own: 1.6 s and 12 steps.
+    assert found.images <= max(8_000, 12 * batch_size)
+
+
+def test_where_images_are_too_few_for_a_rate_an_epoch_has_all_of_them():
+    variants, few = {"base": {"batch_size": 96}}, {"images": 400, "looked_at": 512}
+    found = calibrated_run(variants=variants, loading=5000.0, training=5000.0, **few)
+    assert (found.images_per_s, found.images) == (None, 384)

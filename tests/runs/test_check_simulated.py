@@ -89,6 +89,7 @@ def test_a_disk_that_delivers_its_rates_is_not_asked_again(tmp_path):
         {"multiprocessing_context": "spawn"},
         {"provenance": {"kernel": "6.2"}},
         {"provenance": {"machine_id": "another"}},
+        {"provenance": {"cores": 1}},
         {"provenance": {"python": "3.14"}},
         {"packing": "raw"},
         {"data_hash": "other"},

@@ -1,6 +1,7 @@
 """Trials are real processes, and nothing of them stays, whoever is killed."""
 
 import concurrent.futures
+import importlib
 import os
 import re
 import signal
@@ -243,6 +244,65 @@ def test_the_next_launcher_takes_the_server_over(tmp_path, temporary, photos, ow
     assert fail(tmp_path / "third") != first
     end_ready_server()
     assert list(temporary.rglob("*")) == []
+
+
+OWN_MODULE = """
+from labkit.parts.decoding import decode_opencv
+
+def decode(jpeg):
+    return decode_opencv(jpeg)
+"""
+
+
+def test_files_of_the_working_directory_are_imported_only_where_they_are_here(
+    tmp_path, temporary, photos, monkeypatch
+):
+    monkeypatch.setenv("TMPDIR", str(temporary))  # starts another server
+    Path("random.py").write_text("raise SystemExit('this is no standard library')")
+    Path("mine_alone.py").write_text(OWN_MODULE)
+    with Launcher(tmp_path / "log") as launcher:
+        assert measure(launcher, photos)["epochs"][0]["images"] == 24
+    monkeypatch.setattr(sys, "path", [*sys.path, ""])  # as in a notebook
+    importlib.invalidate_caches()
+    monkeypatch.setitem(DECODERS, "mine", importlib.import_module("mine_alone").decode)
+    with Launcher(tmp_path / "log") as launcher:
+        assert measure(launcher, photos, decoder="mine")["epochs"][0]["images"] == 24
+    end_ready_server()
+
+
+@needs_fork
+def test_trials_may_open_as_many_files_as_the_hard_limit_allows(
+    tmp_path, temporary, photos, monkeypatch
+):
+    import resource
+
+    monkeypatch.setenv("TMPDIR", str(temporary))  # starts another server
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    few = psutil.Process().num_fds() + 64
+    resource.setrlimit(resource.RLIMIT_NOFILE, (few, hard))
+    try:
+        with Launcher(tmp_path / "log") as launcher:
+            # Each batch that is loaded ahead takes eight open files.
+            measured = measure(launcher, photos, prefetch_factor=few)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        end_ready_server()
+    assert [epoch["images"] for epoch in measured["epochs"]] == [24, 24]
+
+
+@needs_fork
+def test_a_process_that_does_not_end_is_killed_also_where_there_are_no_groups(
+    tmp_path, monkeypatch
+):
+    """As on Windows, whose module `signal` has no SIGKILL either."""
+    monkeypatch.setattr(hardware, "can_fork", lambda: False)
+    with Launcher(tmp_path / "log") as launcher:
+        process = launcher._start()
+        process.send_signal(signal.SIGSTOP)
+        monkeypatch.delattr(os, "killpg")
+        monkeypatch.setattr("labkit.runs.launcher.signal", None)
+        launcher.close()
+    assert process.returncode == -signal.SIGKILL
 
 
 def test_cancel_leaves_no_spawned_process(tmp_path, photos, monkeypatch):

@@ -70,3 +70,9 @@ def test_what_is_not_cold_has_no_disk_requests(photos):
     found = count_reads(settings(photos, cache="warm"))
     assert (found["cold"], found["requests"]) == (False, None)
     assert found["opens"] == 1.0
+
+
+def test_where_devices_have_no_numbers_requests_are_unknown(photos, monkeypatch):
+    monkeypatch.delattr("os.major")  # as on Windows
+    found = count_reads(settings(photos))
+    assert (found["requests"], found["opens"]) == (None, 1.0)
