@@ -191,6 +191,15 @@ class LiveDiagnosis:
             self._raise_ended()
         return self._latest
 
+    def check_drawer(self) -> None:
+        """Called again and again by a thread that loads ahead and waits for the training.
+
+        Raises:
+            SystemExit: the training is diagnosed.
+        """
+        if self._is_over and get_ident() != self._thread:
+            self._raise_ended()
+
     def following(self, number: int) -> object:
         """Return a batch of a loader's next epoch, where its loop must go on; else None.
 

@@ -1,9 +1,11 @@
 """Trainings that run as they are are diagnosed: `labkit diagnose train.py`."""
 
+import _thread
 import contextlib
 import itertools
 import json
 import os
+import queue
 import re
 import signal
 import threading
@@ -416,6 +418,43 @@ def test_a_script_that_is_terminated_before_it_trains_gets_a_line(script, tmp_pa
     assert (done.returncode, done.stdout) == (-signal.SIGTERM, "")
 
 
+FILLS_A_QUEUE = """
+import queue, threading
+
+class Failing(Slow):
+    loaded = 0
+
+    def __getitem__(self, i):
+        self.loaded += 1
+        if self.loaded == 300:
+            time.sleep(0.5)  # the thread fills the queue meanwhile
+            raise KeyError("own")
+        return super().__getitem__(i)
+
+def train():
+    ready = queue.Queue(2)
+    batches = DataLoader(Failing(), batch_size=4)
+    thread = threading.Thread(target=lambda: [ready.put(batch) for batch in batches])
+    thread.start()
+    try:
+        while True:
+            step(ready.get())
+    finally:
+        thread.join()
+
+process = torch.multiprocessing.get_context("fork").Process(target=train)
+process.start()
+process.join()
+"""
+
+
+def test_a_process_that_waits_for_the_thread_which_fills_its_queue_ends(script, tmp_path):
+    done = diagnose(*BUDGET, script(FILLS_A_QUEUE), cwd=tmp_path)
+    assert "Diagnosis stopped: KeyError: 'own'" in done.stdout
+    assert (done.returncode, "Traceback" in done.stderr) == (1, False), done.stderr
+    assert left_running(tmp_path) == []
+
+
 NOT_COPIED = """
 class Fixed(DataLoader):
     def __copy__(self):
@@ -543,6 +582,39 @@ def test_a_function_that_trains_is_diagnosed_in_a_context(capsys, monkeypatch):
     assert len(DataLoader(torch.ones(64, 3), batch_size=4)) == 16
     train()
     assert ended[-1] is True  # nothing is diagnosed any more
+
+
+def test_a_context_ends_once_all_threads_have_that_load_ahead(monkeypatch):
+    shorten(monkeypatch.setattr)
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    loader, ready = DataLoader(torch.ones(40_000, 3), batch_size=4), queue.Queue(2)
+    has_ended = threading.Event()
+
+    def load():
+        with contextlib.suppress(SystemExit):  # pytest would warn of it
+            for batch in loader:
+                ready.put(batch)
+                if live.diagnosis is not None:
+                    time.sleep(1.5)  # works on the batch, and would load the next one
+
+    def load_one():
+        iterator = iter(DataLoader(torch.ones(1)))
+        next(iterator)
+        threading.current_thread()  # lists it, though it cannot be joined
+        has_ended.wait()
+
+    threads = [threading.Thread(target=load, daemon=True) for _ in range(2)]
+    with lab.diagnosing(budget_s=BUDGET_S, progress=False) as live:
+        _thread.start_new_thread(load_one, ())
+        for thread in threads:
+            thread.start()
+        while True:
+            model(ready.get()).sum().backward()
+            optimizer.step()
+    has_ended.set()
+    assert live.diagnosis.broken == ""
+    assert not any(thread.is_alive() for thread in threads)
 
 
 def test_a_context_without_a_training_says_so(capsys):
