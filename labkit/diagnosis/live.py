@@ -7,7 +7,7 @@
 Two greenlets of one thread: `next` of the training's loader switches to the diagnosis, whose step
 switches back with the batch that it wants trained.  So the training gets real batches, kept ones,
 or those of a loader with other arguments, and waits while the loader runs alone.  No epoch ends
-meanwhile.  At the end `Ended` is raised in the training's `next`.
+meanwhile.  At the end SystemExit is raised in the training's `next`.
 """
 
 from __future__ import annotations
@@ -44,10 +44,6 @@ if TYPE_CHECKING:
     from labkit.diagnosis.loader_search import Tuned
 
 LEFT = "the training left its loop before it was diagnosed"
-
-
-class Ended(SystemExit):
-    """Ends a training that is diagnosed, with exit status 0."""
 
 
 class LiveDiagnosis:
@@ -128,7 +124,7 @@ class LiveDiagnosis:
         does a second iterator of the loop's own loader.
 
         Raises:
-            Ended: its loop, which is diagnosed, has ended.
+            SystemExit: its loop, which is diagnosed, has ended.
         """
         if self._is_measuring():
             return
@@ -154,7 +150,7 @@ class LiveDiagnosis:
             ahead: batches that this thread holds ready; 0 where the batch comes from the loader.
 
         Raises:
-            Ended: the training is diagnosed.
+            SystemExit: the training is diagnosed.
         """
         if self._is_measuring():
             return None
@@ -242,10 +238,10 @@ class LiveDiagnosis:
 
     def _raise_ended(self) -> NoReturn:
         self._caught += 1
-        if self._caught > 100:  # a training may catch `Ended` and go on
+        if self._caught > 100:  # a training may catch it and go on
             self.insist()
-        # Python ends a thread without a word by `SystemExit` itself only.
-        raise Ended(0) if get_ident() == self._thread else SystemExit
+        # Of this class itself, by which Python ends a thread without a word.
+        raise SystemExit(0) from Stopped("the training is diagnosed")
 
     def _is_training(self, number: int) -> bool:
         """Return whether optimizer steps follow the batches of a loader."""
@@ -470,8 +466,11 @@ def diagnosing(*, budget_s: float = BUDGET_S, progress: bool = True) -> Iterator
     check_budget(budget_s)
     live = LiveDiagnosis(budget_s=budget_s, progress=progress)
     try:
-        with supplying(live), suppress(Ended):
+        with supplying(live):
             yield live
+    except SystemExit as error:
+        if not isinstance(error.__cause__, Stopped):  # the program's own
+            raise
     finally:
         if live.diagnosis is not None:
             sys.stdout.write(f"{live.diagnosis}\n")
@@ -485,8 +484,6 @@ def supplying(live: LiveDiagnosis) -> Iterator[None]:
     with HOOK.supplied_by(live):
         try:
             yield
-        except Ended:
-            raise
         except BaseException as error:
             ended = Text("the training ended with {error}")
             live.end(ended.format(error=type(error).__name__))

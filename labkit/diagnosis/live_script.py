@@ -27,7 +27,7 @@ from typing import Any
 from labkit import files, units
 from labkit.diagnosis.arms import Loop
 from labkit.diagnosis.diagnose import Diagnosis
-from labkit.diagnosis.live import Ended, LiveDiagnosis, supplying
+from labkit.diagnosis.live import LiveDiagnosis, supplying
 from labkit.diagnosis.loader_search import Tuned
 from labkit.diagnosis.loaders import end_process
 from labkit.diagnosis.script import (
@@ -167,8 +167,6 @@ def diagnose_script(
     try:
         with supplying(live):
             execute(program)
-    except Ended:
-        pass
     except SystemExit as error:
         own_exit = error
     except BaseException as error:

@@ -201,6 +201,19 @@ try:
 finally:
     assert ready.qsize() < 1000, ready.qsize()
 """,
+    "trains in a thread of its own, and evaluates in the first one": """
+import threading
+
+def train():
+    for batch in loader():
+        step(batch)
+
+thread = threading.Thread(target=train)
+thread.start()
+thread.join()
+for batch in few():
+    print("an epoch ended")
+""",
     "catches everything": """
 import json
 print("folder:", json.loads(os.environ["LABKIT_DIAGNOSE"])["folder"])
@@ -615,6 +628,28 @@ def test_a_context_ends_once_all_threads_have_that_load_ahead(monkeypatch):
     has_ended.set()
     assert live.diagnosis.broken == ""
     assert not any(thread.is_alive() for thread in threads)
+
+
+def test_a_context_ends_without_a_word_where_a_pool_trains(monkeypatch):
+    shorten(monkeypatch.setattr)
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    loader = DataLoader(torch.ones(40_000, 3), batch_size=4)
+    evaluated = []
+
+    def train():
+        for batch in loader:
+            model(batch).sum().backward()
+            optimizer.step()
+
+    with lab.diagnosing(budget_s=BUDGET_S, progress=False) as live:
+        with ThreadPoolExecutor(1) as pool, contextlib.suppress(SystemExit):
+            pool.submit(train).result()
+        evaluated.extend(loader)
+    assert live.diagnosis.broken == ""
+    assert evaluated == []
+    with pytest.raises(SystemExit, match="own"), lab.diagnosing():
+        raise SystemExit("own")
 
 
 def test_a_context_without_a_training_says_so(capsys):
