@@ -19,6 +19,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures.thread import _python_exit
 from contextlib import ExitStack, suppress
 from multiprocessing.util import Finalize
 from pathlib import Path
@@ -229,9 +230,13 @@ def _end_threads(status: int) -> None:
     Does nothing where none is left.
     """
     others = [t for t in threading.enumerate() if not t.daemon and t is not threading.main_thread()]
+    if others:  # as Python does at its end: threads of pools end that have no more work
+        threading.Thread(target=_python_exit, daemon=True).start()
+    ends_s = time.monotonic() + 1.0  # seconds, for all of them
     for thread in others:
-        thread.join(1.0)
+        thread.join(max(ends_s - time.monotonic(), 0.0))
     if any(thread.is_alive() for thread in others):
+        atexit._run_exitfuncs()
         end_process(status)
 
 

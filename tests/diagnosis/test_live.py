@@ -320,6 +320,32 @@ def test_a_training_is_ended_once_it_is_diagnosed(script, tmp_path, name):
         assert not Path(folder).exists()
 
 
+WITH_THREADS = """
+import atexit, threading
+from concurrent.futures import ThreadPoolExecutor
+
+pools = [ThreadPoolExecutor(1) for _ in range(20)]
+for pool in pools:
+    pool.submit(int).result()
+threading.Thread(target=threading.Event().wait).start()
+atexit.register(lambda: print(f"flushed after {time.monotonic() - ended_s} s"))
+try:
+    for batch in loader():
+        step(batch)
+finally:
+    ended_s = time.monotonic()
+"""
+
+
+def test_a_script_whose_threads_go_on_runs_what_is_to_run_at_its_end(script, tmp_path):
+    budget = ["--budget-s", BUDGET_S]
+    done = diagnose(*budget, script(WITH_THREADS), cwd=tmp_path, **SHORT)
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
+    (after_s,) = re.findall("^flushed after (.+) s$", done.stdout, re.MULTILINE)
+    assert float(after_s) < 15.0  # all threads together, not one after the other
+    assert left_running(tmp_path) == []
+
+
 # --- what cannot be diagnosed -----------------------------------------------------------------
 
 IN_ANOTHER_PROCESS = """
