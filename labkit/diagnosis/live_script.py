@@ -21,7 +21,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures.thread import _python_exit
 from contextlib import ExitStack, suppress
-from multiprocessing.util import Finalize
+from multiprocessing.util import Finalize, register_after_fork
 from pathlib import Path
 from typing import Any
 
@@ -255,8 +255,16 @@ def _diagnose_here(*, must_train: bool) -> None:
     live = _ScriptDiagnosis(request, must_train=must_train)
     stack.callback(live.leave_reason)
     stack.enter_context(supplying(live))
-    atexit.register(stack.close)
-    Finalize(None, stack.close, exitpriority=0)  # a forked process has no atexit before 3.13
+    pid = os.getpid()
+
+    def end(*_: object) -> None:
+        if os.getpid() == pid:  # not in a fork of this process
+            stack.close()
+
+    atexit.register(end)
+    Finalize(None, end, exitpriority=0)  # a process of multiprocessing may have no atexit
+    # One that it forks begins by forgetting such functions.
+    register_after_fork(live, lambda _: Finalize(None, end, exitpriority=0))
 
 
 def changed_files(folder: Path, since_s: float, but: Path | None = None) -> list[str]:

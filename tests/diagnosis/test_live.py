@@ -408,6 +408,31 @@ def test_what_was_measured_until_then_is_printed(script, tmp_path, status_of_sig
     assert left_running(tmp_path) == []
 
 
+IN_A_FORK = """
+def train():
+    for _, batch in zip(range(LAST), loader()):
+        step(batch)
+
+process = torch.multiprocessing.get_context("fork").Process(target=train)
+process.start()
+process.join()
+"""
+
+
+@pytest.mark.parametrize(
+    ("last", "words"),
+    [
+        (60, "Diagnosis stopped: the training ended before it was diagnosed"),
+        (3, "Nothing was diagnosed: the training ended after too few steps"),
+    ],
+)
+def test_what_a_forked_process_measured_until_its_end_is_printed(script, tmp_path, last, words):
+    done = diagnose(*BUDGET, script(IN_A_FORK.replace("LAST", str(last))), cwd=tmp_path)
+    assert words in done.stdout + done.stderr
+    assert (done.returncode, "Traceback" in done.stderr) == (1, False), done.stderr
+    assert left_running(tmp_path) == []
+
+
 SIGNALLED = """
 import json, threading
 print("folder:", json.loads(os.environ["LABKIT_DIAGNOSE"])["folder"], flush=True)
