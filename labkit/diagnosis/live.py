@@ -259,9 +259,10 @@ class LiveDiagnosis:
         is_training = self._is_training(number)
         if get_ident() != self._loops.trainer():
             return False
-        steps, _, _ = self._loops.progress()
         if self.has_trained():
-            return steps >= STEADY_STEPS and is_training
+            # The same batch in all ranks, also where one of them evaluates meanwhile.
+            return is_training and self._loops.batches_since_trained(number) > STEADY_STEPS
+        steps, _, _ = self._loops.progress()
         return steps >= UNTRAINED_BATCHES and not self._must_train
 
     def _begin(self, number: int, ahead: int) -> None:

@@ -576,6 +576,34 @@ def test_ranks_take_the_same_steps_and_the_first_one_prints(script, tmp_path, ho
     assert "an epoch ended" not in done.stdout
 
 
+RANKS_APART = """
+def work(rank):
+    torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
+    steps = 0
+    try:
+        for batch in loader(num_workers=1):
+            step(batch)
+            if rank == 0 and steps % 3 == 0:
+                for _ in few():
+                    pass
+            steps += 1
+    finally:
+        print(f"trained {steps} steps")
+
+os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": sys.argv[1]}
+torch.multiprocessing.start_processes(work, nprocs=2, start_method="fork")
+"""
+
+
+def test_ranks_are_diagnosed_from_the_same_step_on_where_one_evaluates(script, tmp_path):
+    budget = ["--budget-s", BUDGET_S]
+    done = diagnose(*budget, script(RANKS_APART), free_port(), cwd=tmp_path, **SHORT)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.count("data loading costs") == 1
+    first, second = re.findall("^trained (.+) steps$", done.stdout, re.MULTILINE)
+    assert first == second
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("how", ["inside", "outside"])
 def test_why_nothing_was_diagnosed_stands_in_the_last_lines_of_torchrun(script, tmp_path, how):
