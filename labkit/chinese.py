@@ -244,6 +244,11 @@ CHINESE = {
         "脚本捕获了结束信号并继续运行：结束它的进程。"
     ),
     "no DataLoader was iterated over in this process": "这个进程里没有遍历过 DataLoader",
+    "no DataLoader was iterated over in this process: the script may have computed 0 epochs from "
+    "len(loader), which is large until it is diagnosed": (
+        "这个进程里没有遍历过 DataLoader：诊断完成之前 len(loader) 很大，"
+        "脚本可能据此算出了 0 个 epoch"
+    ),
     "no optimizer step was seen, and no loop went on for long": (
         "没有看到优化器更新参数，也没有持续较久的循环"
     ),

@@ -234,8 +234,7 @@ class Hook:
         own = measure(loader)
         if self._supply is None or get_ident() in self.fetching:
             return own
-        # Trainers that count steps go on.
-        return max(own, 1_000_000) if self._supply.lengthens(loader) else own
+        return max(own, self._supply.least_length(loader))
 
     def drawer(self, loader: object) -> int | None:
         """Return the thread that takes batches from a loader; None where none does."""

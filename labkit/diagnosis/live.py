@@ -32,6 +32,7 @@ from labkit.diagnosis.thresholds import (
     BUDGET_S,
     MOST_FOLLOWING_STEPS,
     MOST_INSIDE_STEPS,
+    MOST_STEPS_PER_S,
     STEADY_STEPS,
     UNTRAINED_BATCHES,
 )  # fmt: skip
@@ -44,6 +45,10 @@ if TYPE_CHECKING:
     from labkit.diagnosis.loader_search import Tuned
 
 LEFT = "the training left its loop before it was diagnosed"
+LENGTHENED = (
+    "no DataLoader was iterated over in this process: the script may have computed 0 epochs from "
+    "len(loader), which is large until it is diagnosed"
+)
 
 
 class LiveDiagnosis:
@@ -106,16 +111,19 @@ class LiveDiagnosis:
 
     # --- called by the hook, in the training's threads
 
-    def lengthens(self, loader: Any) -> bool:
-        """Return whether a loader tells the training a length that it does not reach."""
+    def least_length(self, loader: Any) -> int:
+        """Return how many batches a loader tells the training that it has, at least.
+
+        A training that counts steps does not reach it before it is diagnosed.
+        """
         if self._is_over or self._is_measuring():
-            return False
+            return 0
         outside = (each for n, each in self._loaders.items() if n not in self._inside)
         is_lengthened = self._greenlet is None or any(each is loader for each in outside)
         if is_lengthened:
             known = any(each() is loader for each in self._lengthened)
             self._lengthened += [] if known else [weakref.ref(loader)]
-        return is_lengthened
+        return round(MOST_STEPS_PER_S * self._budget_s) if is_lengthened else 0
 
     def opens(self, loader: Any, number: int, iterator: object) -> None:
         """Note that the training begins to iterate over a loader.
@@ -241,7 +249,7 @@ class LiveDiagnosis:
         if self._caught > 100:  # a training may catch it and go on
             self.insist()
         # Of this class itself, by which Python ends a thread without a word.
-        raise SystemExit(0) from Stopped("the training is diagnosed")
+        raise SystemExit(0) from Stopped()
 
     def _is_training(self, number: int) -> bool:
         """Return whether optimizer steps follow the batches of a loader."""
@@ -395,6 +403,8 @@ class LiveDiagnosis:
         """Return why there is no diagnosis; "" where there is one, of this or of the first rank."""
         if self._is_over:
             return ""
+        if not self._loaders and self._lengthened:
+            return LENGTHENED
         if not self._loaders:
             return "no DataLoader was iterated over in this process"
         if not self.has_trained():

@@ -370,6 +370,7 @@ print("done")
     [
         ("print('done')", 1, "no DataLoader was iterated over in this process"),
         (IN_ANOTHER_PROCESS, 1, "Nothing was diagnosed: no DataLoader was iterated over in this"),
+        ("for _ in range(90_000 // len(loader()) - 1): pass", 1, "computed 0 epochs from len(l"),
         ("for _, batch in zip(range(3), loader()): step(batch)", 1, "after too few steps"),
         ("for batch in loader(): step(batch); raise KeyError('own')", 1, "KeyError: 'own'"),
         ("sys.exit(7)", 7, "Nothing was diagnosed"),
