@@ -99,12 +99,13 @@ class Hook:
     @contextmanager
     def supplied_by(self, supply: Any) -> Iterator[None]:
         """Have a `LiveDiagnosis` choose the batches that loops get, and the length of loaders."""
+        outer = self._supply, self._drew
         self._supply, self._drew = supply, set()
         try:
             with self.listen() as supply.events:
                 yield
         finally:
-            self._supply = None
+            self._supply, self._drew = outer
 
     def wait_for_training(self, start: Callable[[], object]) -> None:
         """Have a function called at the first backward pass or optimizer step of this process."""

@@ -165,7 +165,8 @@ class LiveDiagnosis:
         if self._is_over:
             self._raise_ended()
         if self._greenlet is None:
-            if not self._trains(number):
+            # One that was opened under another diagnosis is not known here.
+            if number not in self._loaders or not self._trains(number):
                 return None
             self._begin(number, ahead)
         is_own = number == self._number and iterator not in self._beside

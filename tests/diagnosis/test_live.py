@@ -732,6 +732,21 @@ def test_a_context_ends_without_a_word_where_a_pool_trains(monkeypatch):
         raise SystemExit("own")
 
 
+def test_a_context_goes_on_after_another_inside_it(monkeypatch):
+    shorten(monkeypatch.setattr)
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    loader = DataLoader(torch.ones(4_000, 3), batch_size=4)
+    with lab.diagnosing(budget_s=BUDGET_S, progress=False) as live:
+        with lab.diagnosing(progress=False):
+            opened_inside = iter(DataLoader(torch.ones(40, 3), batch_size=4))
+        for batch in itertools.chain(opened_inside, loader):
+            model(batch).sum().backward()
+            optimizer.step()
+    assert live.diagnosis is not None
+    assert live.diagnosis.broken == ""
+
+
 def test_a_context_without_a_training_says_so(capsys):
     with lab.diagnosing(progress=False) as live:
         pass
