@@ -813,6 +813,7 @@ CHINESE = {
     "a loader worker ended while it was waited for ({message}); memory may have run out": (
         "等 worker 时它结束了（{message}）；内存可能用完了"
     ),
+    "the training moves from one thread to another": "训练从一个线程转到另一个线程",
     "the training left its loop before it was diagnosed": "训练在诊断完成之前离开了循环",
     "the training ended with {error}": "训练因 {error} 结束",
     "the training ended before it was diagnosed": "训练在诊断完成之前结束了",

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from labkit.diagnosis.loader_search import Tuned
 
 LEFT = "the training left its loop before it was diagnosed"
+MOVED = "the training moves from one thread to another"
 LENGTHENED = (
     "no DataLoader was iterated over in this process: the script may have computed 0 epochs from "
     "len(loader), which is large until it is diagnosed"
@@ -173,6 +174,9 @@ class LiveDiagnosis:
         if get_ident() != self._thread:
             if not is_own:
                 return None
+            if HOOK.trainer == get_ident():  # it loads nothing ahead for another thread
+                self._why_over, self._is_over = MOVED, True
+                self._raise_ended()
             # What a thread hands over that loads ahead is not trained.  Without waiting, it would
             # fill a queue that has no end.
             self._steps.acquire(timeout=0.1)
@@ -351,9 +355,9 @@ class LiveDiagnosis:
             return
         if os.getpid() != self._pid:  # in a fork of the training, which ends earlier
             return
-        self._why_over = why
+        self._why_over = self._why_over or why
         self._wait_here()
-        self._greenlet.throw(Stopped(why))
+        self._greenlet.throw(Stopped(self._why_over))
 
     def end_by_signal(self, why: str, then: Callable[[], object]) -> None:
         """End a diagnosis that goes on from the handler of a signal, and call a function.
@@ -403,7 +407,7 @@ class LiveDiagnosis:
     def why_not(self) -> str:
         """Return why there is no diagnosis; "" where there is one, of this or of the first rank."""
         if self._is_over:
-            return ""
+            return self._why_over if self.diagnosis is None else ""
         if not self._loaders and self._lengthened:
             return LENGTHENED
         if not self._loaders:

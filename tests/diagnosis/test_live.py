@@ -387,6 +387,23 @@ def test_a_script_that_ends_first_gets_a_line_and_keeps_its_status(
     assert left_running(tmp_path) == []
 
 
+IN_TURN = """
+from concurrent.futures import ThreadPoolExecutor
+
+first, second, batches = ThreadPoolExecutor(1), ThreadPoolExecutor(1), iter(loader())
+for number in range(200):
+    pool = first if number < 20 else second
+    pool.submit(lambda: step(next(batches))).result()
+"""
+
+
+def test_a_training_that_moves_to_another_thread_gets_a_line(script, tmp_path):
+    done = diagnose(*BUDGET, script(IN_TURN), cwd=tmp_path)
+    assert "Nothing was diagnosed: the training moves from one thread to another" in done.stderr
+    assert (done.returncode, "Traceback" in done.stderr) == (1, False), done.stderr
+    assert left_running(tmp_path) == []
+
+
 @pytest.mark.parametrize(
     ("rest", "words"),
     [
