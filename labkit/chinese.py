@@ -814,6 +814,10 @@ CHINESE = {
         "等 worker 时它结束了（{message}）；内存可能用完了"
     ),
     "the training moves from one thread to another": "训练从一个线程转到另一个线程",
+    "not all ranks load batches; with dispatch_batches, accelerate's first rank loads for all": (
+        "不是所有 rank 都加载 batch；使用 accelerate 的 dispatch_batches 时，"
+        "由第一个 rank 为所有 rank 加载"
+    ),
     "the training left its loop before it was diagnosed": "训练在诊断完成之前离开了循环",
     "the training ended with {error}": "训练因 {error} 结束",
     "the training ended before it was diagnosed": "训练在诊断完成之前结束了",

@@ -46,6 +46,9 @@ if TYPE_CHECKING:
 
 LEFT = "the training left its loop before it was diagnosed"
 MOVED = "the training moves from one thread to another"
+NOT_TOGETHER = (
+    "not all ranks load batches; with dispatch_batches, accelerate's first rank loads for all"
+)
 LENGTHENED = (
     "no DataLoader was iterated over in this process: the script may have computed 0 epochs from "
     "len(loader), which is large until it is diagnosed"
@@ -283,6 +286,8 @@ class LiveDiagnosis:
 
         self._thread, self._number, self._ahead = get_ident(), number, ahead
         group = together.group()
+        if group and not together.have_all_begun(group):
+            self._why_over = NOT_TOGETHER
         leads = group is None or group.rank == 0
         if leads:
             self.begin()

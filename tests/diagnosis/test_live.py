@@ -622,6 +622,32 @@ def test_ranks_are_diagnosed_from_the_same_step_on_where_one_evaluates(script, t
     assert first == second
 
 
+DISPATCHED = """
+from labkit.diagnosis import together
+together.STALL_S = 2.0
+
+def work(rank):
+    torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
+    batches, batch = iter(loader()), (torch.ones(4, 8), torch.ones(4, dtype=torch.long))
+    while True:
+        if rank == 0:
+            batch = next(batches)
+        for each in batch:
+            torch.distributed.broadcast(each, 0)
+        step(batch)
+
+os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": sys.argv[1]}
+torch.multiprocessing.start_processes(work, nprocs=2, start_method="fork")
+"""
+
+
+def test_ranks_that_get_their_batches_from_the_first_one_get_a_line(script, tmp_path):
+    done = diagnose(*BUDGET, script(DISPATCHED), free_port(), cwd=tmp_path)
+    assert "Diagnosis stopped: not all ranks load batches" in done.stdout
+    assert done.returncode == 1
+    assert left_running(tmp_path) == []
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("how", ["inside", "outside"])
 def test_why_nothing_was_diagnosed_stands_in_the_last_lines_of_torchrun(script, tmp_path, how):
