@@ -369,8 +369,12 @@ class Loops:
         return number in thread.loops and self._trains(thread.loops[number], thread)
 
     def batches_since_trained(self, number: int) -> int:
-        """Return the batches of a loader that the training took since its first step."""
-        return self._threads[self.trainer()].loops[number].drawn_since_trained
+        """Return the batches of a loader that the training took since its first step.
+
+        0 of a loader after whose batches another one is always asked before the step.
+        """
+        loop = self._threads[self.trainer()].loops[number]
+        return loop.drawn_since_trained if loop.last_windows else 0
 
     def progress(self) -> tuple[int, float | None, bool]:
         """Return steps since the steady state, since when it lasts, and whether a loop goes on."""
