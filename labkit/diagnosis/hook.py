@@ -271,7 +271,7 @@ class Hook:
             tags = vars(holder).setdefault("_labkit", {})
             if len(tags) >= 1000:  # nobody takes the objects through `Queue.get`
                 tags.clear()
-            tags[id(item)] = handed
+            tags.setdefault(id(item), deque()).append(handed)  # it may be in a queue twice
 
     def put(
         self,
@@ -313,8 +313,12 @@ class Hook:
             raise
         finally:
             self.fetching.pop(thread, None)
-        handed = vars(holder).get("_labkit", {}).pop(id(item), None)
-        if handed is not None:
+        tags = vars(holder).get("_labkit", {})
+        tagged = tags.get(id(item))
+        if tagged:
+            handed = tagged.popleft()
+            if not tagged:
+                tags.pop(id(item), None)
             kind: Kind = "end" if handed.is_end else "draw"
             self._emit(kind, thread, began_s, self.now(), handed.loader, handed.samples)
             self._handed[thread] = handed

@@ -21,6 +21,7 @@ from torch.utils.data import BatchSampler, DataLoader, Sampler, SequentialSample
 
 import labkit as lab
 from labkit.diagnosis import together
+from labkit.diagnosis.hook import HOOK
 from labkit.diagnosis.live_script import TERMINATED, changed_files
 from labkit.diagnosis.loaders import OneThread, copied, loaded_ahead, spread_over_epoch
 from tests import warm_python
@@ -788,6 +789,23 @@ def test_a_context_goes_on_after_another_inside_it(monkeypatch):
             optimizer.step()
     assert live.diagnosis is not None
     assert live.diagnosis.broken == ""
+
+
+def test_a_batch_that_is_twice_in_a_queue_comes_twice():
+    ready = queue.Queue()
+
+    def load():
+        batch = next(iter(DataLoader(torch.ones(1))))
+        ready.put(batch)
+        ready.put(batch)
+
+    with HOOK.listen() as events:
+        thread = threading.Thread(target=load)
+        thread.start()
+        thread.join()
+        assert ready.get() is ready.get()
+    here = [event for event in events if event.thread == threading.get_ident()]
+    assert [event.kind for event in here] == ["draw", "draw"]
 
 
 def test_a_context_without_a_training_says_so(capsys):
