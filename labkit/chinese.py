@@ -244,6 +244,11 @@ CHINESE = {
         "脚本捕获了结束信号并继续运行：结束它的进程。"
     ),
     "no DataLoader was iterated over in this process": "这个进程里没有遍历过 DataLoader",
+    "no DataLoader was iterated over in this process: the script may have computed 0 epochs from "
+    "len(loader), which is large until it is diagnosed": (
+        "这个进程里没有遍历过 DataLoader：诊断完成之前 len(loader) 很大，"
+        "脚本可能据此算出了 0 个 epoch"
+    ),
     "no optimizer step was seen, and no loop went on for long": (
         "没有看到优化器更新参数，也没有持续较久的循环"
     ),
@@ -807,6 +812,11 @@ CHINESE = {
     "{message} (in a loader worker)": "{message}（在 worker 里）",
     "a loader worker ended while it was waited for ({message}); memory may have run out": (
         "等 worker 时它结束了（{message}）；内存可能用完了"
+    ),
+    "the training moves from one thread to another": "训练从一个线程转到另一个线程",
+    "not all ranks load batches; with dispatch_batches, accelerate's first rank loads for all": (
+        "不是所有 rank 都加载 batch；使用 accelerate 的 dispatch_batches 时，"
+        "由第一个 rank 为所有 rank 加载"
     ),
     "the training left its loop before it was diagnosed": "训练在诊断完成之前离开了循环",
     "the training ended with {error}": "训练因 {error} 结束",

@@ -20,8 +20,9 @@ import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from concurrent.futures.thread import _threads_queues
 from contextlib import ExitStack, contextmanager, suppress
-from functools import wraps
+from functools import partial, wraps
 from importlib.machinery import ModuleSpec, PathFinder
 from threading import get_ident
 from types import CodeType, FrameType, ModuleType
@@ -72,6 +73,7 @@ class Hook:
         self._numbers: dict[int, tuple[Callable, int]] = {}  # id(loader) -> itself, weakly; number
         self._iterators: dict[int, weakref.ref] = {}  # loader -> its iterator
         self._drawers: dict[int, int] = {}  # loader -> thread
+        self._drew: set[threading.Thread] = set()  # have asked a loader while there is a supply
         self._handed: dict[int, Handed] = {}
         # Thread -> queue that had nothing for it, since when it asks, and when it asked last.
         self._empty: dict[int, tuple[int, float, float]] = {}
@@ -97,12 +99,13 @@ class Hook:
     @contextmanager
     def supplied_by(self, supply: Any) -> Iterator[None]:
         """Have a `LiveDiagnosis` choose the batches that loops get, and the length of loaders."""
-        self._supply = supply
+        outer = self._supply, self._drew
+        self._supply, self._drew = supply, set()
         try:
             with self.listen() as supply.events:
                 yield
         finally:
-            self._supply = None
+            self._supply, self._drew = outer
 
     def wait_for_training(self, start: Callable[[], object]) -> None:
         """Have a function called at the first backward pass or optimizer step of this process."""
@@ -117,7 +120,7 @@ class Hook:
         self.listeners = []
         self._supply = None
         states = self.fetching, self._handed, self._takers, self._drawers, self._calls, self._stacks
-        for state in states:
+        for state in (*states, self._drew):
             state.clear()
         self.trainer = None
 
@@ -143,6 +146,8 @@ class Hook:
             is_training: it is known to be the training's.
         """
         thread = get_ident()
+        if self._supply is not None:
+            self._drew.add(threading.current_thread())
         began_s = self.now()
         with self._in_loader(thread, began_s) as is_inner:
             iterator = make(loader)
@@ -169,6 +174,7 @@ class Hook:
         if number < 0 or thread in self.fetching:  # another loader of the same thread calls
             return draw(iterator)
         if self._supply is not None:
+            self._drew.add(threading.current_thread())
             batch = self._supply.batch(number, iterator)
             if batch is not None:
                 self._handed[thread] = Handed(number, 0, False, batch, thread)
@@ -229,8 +235,7 @@ class Hook:
         own = measure(loader)
         if self._supply is None or get_ident() in self.fetching:
             return own
-        # Trainers that count steps go on.
-        return max(own, 1_000_000) if self._supply.lengthens(loader) else own
+        return max(own, self._supply.least_length(loader))
 
     def drawer(self, loader: object) -> int | None:
         """Return the thread that takes batches from a loader; None where none does."""
@@ -238,16 +243,15 @@ class Hook:
         return self._drawers.get(number) if known() is loader else None
 
     def wait_for_drawers(self) -> None:
-        """Wait until no other thread takes a batch from a loader; the next `fetch` of each raises.
+        """Wait until other threads that took batches have ended: `fetch` and `put` raise there.
 
         A process that ends while such a thread computes aborts: torch cannot be unwound.
         """
         ends_s = time.monotonic() + LAST_BATCH_S
-        drawers = set(self._drawers.values()) - {get_ident()}
-        for thread in [each for each in threading.enumerate() if each.ident in drawers]:
-            thread.join(1.0)  # it stays where it waits for a place in a queue, which is no harm
-            while thread.ident in self.fetching and time.monotonic() < ends_s:
-                thread.join(0.01)
+        for thread in self._drew - {threading.current_thread()}:
+            # One of a pool waits for other work; one that Python did not start cannot be joined.
+            if thread not in _threads_queues and not isinstance(thread, threading._DummyThread):
+                thread.join(max(ends_s - time.monotonic(), 0.0))
 
     def _number(self, loader: object, iterator: object, is_training: bool) -> int:
         known, number = self._numbers.get(id(loader), (bool, 0))
@@ -267,7 +271,27 @@ class Hook:
             tags = vars(holder).setdefault("_labkit", {})
             if len(tags) >= 1000:  # nobody takes the objects through `Queue.get`
                 tags.clear()
-            tags[id(item)] = handed
+            tags.setdefault(id(item), deque()).append(handed)  # it may be in a queue twice
+
+    def put(
+        self,
+        own: Callable[..., None],
+        channel: queue.Queue,
+        item: object,
+        block: bool = True,
+        timeout: float | None = None,
+    ) -> None:
+        """Put an item into a queue by its own method.
+
+        Raises:
+            SystemExit: a thread that loads ahead waits for a training that is diagnosed.
+        """
+        supply, is_drawer = self._supply, threading.current_thread() in self._drew
+        while supply is not None and is_drawer and block and timeout is None:
+            with suppress(queue.Full):
+                return own(channel, item, timeout=0.1)
+            supply.check_drawer()
+        return own(channel, item, block, timeout)
 
     def take(self, get: Callable[[], Any], holder: object) -> object:
         """Return `get()`, an item that another thread may have handed over."""
@@ -289,8 +313,12 @@ class Hook:
             raise
         finally:
             self.fetching.pop(thread, None)
-        handed = vars(holder).get("_labkit", {}).pop(id(item), None)
-        if handed is not None:
+        tags = vars(holder).get("_labkit", {})
+        tagged = tags.get(id(item))
+        if tagged:
+            handed = tagged.popleft()
+            if not tagged:
+                tags.pop(id(item), None)
             kind: Kind = "end" if handed.is_end else "draw"
             self._emit(kind, thread, began_s, self.now(), handed.loader, handed.samples)
             self._handed[thread] = handed
@@ -471,7 +499,7 @@ def _install(hook: Hook) -> ExitStack:
         replace(module, "backward", make)
 
     def put(own: Callable) -> Callable:
-        def put(channel: queue.Queue, item: object, *args: object, **options: object) -> None:
+        def put(channel: Any, item: object, *args: object, **options: object) -> None:
             hook.tag(channel, item)
             own(channel, item, *args, **options)
 
@@ -483,7 +511,7 @@ def _install(hook: Hook) -> ExitStack:
 
         return get
 
-    replace(queue.Queue, "put", put)
+    replace(queue.Queue, "put", lambda own: put(partial(hook.put, own)))
     replace(queue.Queue, "get", get)
     replace(Future, "set_result", put)
     replace(Future, "result", get)

@@ -7,7 +7,7 @@
 Two greenlets of one thread: `next` of the training's loader switches to the diagnosis, whose step
 switches back with the batch that it wants trained.  So the training gets real batches, kept ones,
 or those of a loader with other arguments, and waits while the loader runs alone.  No epoch ends
-meanwhile.  At the end `Ended` is raised in the training's `next`.
+meanwhile.  At the end SystemExit is raised in the training's `next`.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from labkit.diagnosis.thresholds import (
     BUDGET_S,
     MOST_FOLLOWING_STEPS,
     MOST_INSIDE_STEPS,
+    MOST_STEPS_PER_S,
     STEADY_STEPS,
     UNTRAINED_BATCHES,
 )  # fmt: skip
@@ -44,10 +45,14 @@ if TYPE_CHECKING:
     from labkit.diagnosis.loader_search import Tuned
 
 LEFT = "the training left its loop before it was diagnosed"
-
-
-class Ended(SystemExit):
-    """Ends a training that is diagnosed, with exit status 0."""
+MOVED = "the training moves from one thread to another"
+NOT_TOGETHER = (
+    "not all ranks load batches; with dispatch_batches, accelerate's first rank loads for all"
+)
+LENGTHENED = (
+    "no DataLoader was iterated over in this process: the script may have computed 0 epochs from "
+    "len(loader), which is large until it is diagnosed"
+)
 
 
 class LiveDiagnosis:
@@ -110,16 +115,19 @@ class LiveDiagnosis:
 
     # --- called by the hook, in the training's threads
 
-    def lengthens(self, loader: Any) -> bool:
-        """Return whether a loader tells the training a length that it does not reach."""
+    def least_length(self, loader: Any) -> int:
+        """Return how many batches a loader tells the training that it has, at least.
+
+        A training that counts steps does not reach it before it is diagnosed.
+        """
         if self._is_over or self._is_measuring():
-            return False
+            return 0
         outside = (each for n, each in self._loaders.items() if n not in self._inside)
         is_lengthened = self._greenlet is None or any(each is loader for each in outside)
         if is_lengthened:
             known = any(each() is loader for each in self._lengthened)
             self._lengthened += [] if known else [weakref.ref(loader)]
-        return is_lengthened
+        return round(MOST_STEPS_PER_S * self._budget_s) if is_lengthened else 0
 
     def opens(self, loader: Any, number: int, iterator: object) -> None:
         """Note that the training begins to iterate over a loader.
@@ -128,7 +136,7 @@ class LiveDiagnosis:
         does a second iterator of the loop's own loader.
 
         Raises:
-            Ended: its loop, which is diagnosed, has ended.
+            SystemExit: its loop, which is diagnosed, has ended.
         """
         if self._is_measuring():
             return
@@ -154,20 +162,24 @@ class LiveDiagnosis:
             ahead: batches that this thread holds ready; 0 where the batch comes from the loader.
 
         Raises:
-            Ended: the training is diagnosed.
+            SystemExit: the training is diagnosed.
         """
         if self._is_measuring():
             return None
         if self._is_over:
             self._raise_ended()
         if self._greenlet is None:
-            if not self._trains(number):
+            # One that was opened under another diagnosis is not known here.
+            if number not in self._loaders or not self._trains(number):
                 return None
             self._begin(number, ahead)
         is_own = number == self._number and iterator not in self._beside
         if get_ident() != self._thread:
             if not is_own:
                 return None
+            if HOOK.trainer == get_ident():  # it loads nothing ahead for another thread
+                self._why_over, self._is_over = MOVED, True
+                self._raise_ended()
             # What a thread hands over that loads ahead is not trained.  Without waiting, it would
             # fill a queue that has no end.
             self._steps.acquire(timeout=0.1)
@@ -190,6 +202,15 @@ class LiveDiagnosis:
         if self._is_over:
             self._raise_ended()
         return self._latest
+
+    def check_drawer(self) -> None:
+        """Called again and again by a thread that loads ahead and waits for the training.
+
+        Raises:
+            SystemExit: the training is diagnosed.
+        """
+        if self._is_over and get_ident() != self._thread:
+            self._raise_ended()
 
     def following(self, number: int) -> object:
         """Return a batch of a loader's next epoch, where its loop must go on; else None.
@@ -233,10 +254,10 @@ class LiveDiagnosis:
 
     def _raise_ended(self) -> NoReturn:
         self._caught += 1
-        if self._caught > 100:  # a training may catch `Ended` and go on
+        if self._caught > 100:  # a training may catch it and go on
             self.insist()
-        # Python ends a thread without a word by `SystemExit` itself only.
-        raise Ended(0) if get_ident() == self._thread else SystemExit
+        # Of this class itself, by which Python ends a thread without a word.
+        raise SystemExit(0) from Stopped()
 
     def _is_training(self, number: int) -> bool:
         """Return whether optimizer steps follow the batches of a loader."""
@@ -254,9 +275,10 @@ class LiveDiagnosis:
         is_training = self._is_training(number)
         if get_ident() != self._loops.trainer():
             return False
-        steps, _, _ = self._loops.progress()
         if self.has_trained():
-            return steps >= STEADY_STEPS and is_training
+            # The same batch in all ranks, also where one of them evaluates meanwhile.
+            return is_training and self._loops.batches_since_trained(number) > STEADY_STEPS
+        steps, _, _ = self._loops.progress()
         return steps >= UNTRAINED_BATCHES and not self._must_train
 
     def _begin(self, number: int, ahead: int) -> None:
@@ -264,6 +286,8 @@ class LiveDiagnosis:
 
         self._thread, self._number, self._ahead = get_ident(), number, ahead
         group = together.group()
+        if group and not together.have_all_begun(group):
+            self._why_over = NOT_TOGETHER
         leads = group is None or group.rank == 0
         if leads:
             self.begin()
@@ -336,9 +360,9 @@ class LiveDiagnosis:
             return
         if os.getpid() != self._pid:  # in a fork of the training, which ends earlier
             return
-        self._why_over = why
+        self._why_over = self._why_over or why
         self._wait_here()
-        self._greenlet.throw(Stopped(why))
+        self._greenlet.throw(Stopped(self._why_over))
 
     def end_by_signal(self, why: str, then: Callable[[], object]) -> None:
         """End a diagnosis that goes on from the handler of a signal, and call a function.
@@ -388,7 +412,9 @@ class LiveDiagnosis:
     def why_not(self) -> str:
         """Return why there is no diagnosis; "" where there is one, of this or of the first rank."""
         if self._is_over:
-            return ""
+            return self._why_over if self.diagnosis is None else ""
+        if not self._loaders and self._lengthened:
+            return LENGTHENED
         if not self._loaders:
             return "no DataLoader was iterated over in this process"
         if not self.has_trained():
@@ -461,8 +487,11 @@ def diagnosing(*, budget_s: float = BUDGET_S, progress: bool = True) -> Iterator
     check_budget(budget_s)
     live = LiveDiagnosis(budget_s=budget_s, progress=progress)
     try:
-        with supplying(live), suppress(Ended):
+        with supplying(live):
             yield live
+    except SystemExit as error:
+        if not isinstance(error.__cause__, Stopped):  # the program's own
+            raise
     finally:
         if live.diagnosis is not None:
             sys.stdout.write(f"{live.diagnosis}\n")
@@ -476,8 +505,6 @@ def supplying(live: LiveDiagnosis) -> Iterator[None]:
     with HOOK.supplied_by(live):
         try:
             yield
-        except Ended:
-            raise
         except BaseException as error:
             ended = Text("the training ended with {error}")
             live.end(ended.format(error=type(error).__name__))

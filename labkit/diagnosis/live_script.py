@@ -19,15 +19,16 @@ import textwrap
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures.thread import _python_exit
 from contextlib import ExitStack, suppress
-from multiprocessing.util import Finalize
+from multiprocessing.util import Finalize, register_after_fork
 from pathlib import Path
 from typing import Any
 
 from labkit import files, units
 from labkit.diagnosis.arms import Loop
 from labkit.diagnosis.diagnose import Diagnosis
-from labkit.diagnosis.live import Ended, LiveDiagnosis, supplying
+from labkit.diagnosis.live import LiveDiagnosis, supplying
 from labkit.diagnosis.loader_search import Tuned
 from labkit.diagnosis.loaders import end_process
 from labkit.diagnosis.script import (
@@ -167,8 +168,6 @@ def diagnose_script(
     try:
         with supplying(live):
             execute(program)
-    except Ended:
-        pass
     except SystemExit as error:
         own_exit = error
     except BaseException as error:
@@ -231,9 +230,13 @@ def _end_threads(status: int) -> None:
     Does nothing where none is left.
     """
     others = [t for t in threading.enumerate() if not t.daemon and t is not threading.main_thread()]
+    if others:  # as Python does at its end: threads of pools end that have no more work
+        threading.Thread(target=_python_exit, daemon=True).start()
+    ends_s = time.monotonic() + 1.0  # seconds, for all of them
     for thread in others:
-        thread.join(1.0)
+        thread.join(max(ends_s - time.monotonic(), 0.0))
     if any(thread.is_alive() for thread in others):
+        atexit._run_exitfuncs()
         end_process(status)
 
 
@@ -252,8 +255,16 @@ def _diagnose_here(*, must_train: bool) -> None:
     live = _ScriptDiagnosis(request, must_train=must_train)
     stack.callback(live.leave_reason)
     stack.enter_context(supplying(live))
-    atexit.register(stack.close)
-    Finalize(None, stack.close, exitpriority=0)  # a forked process has no atexit before 3.13
+    pid = os.getpid()
+
+    def end(*_: object) -> None:
+        if os.getpid() == pid:  # not in a fork of this process
+            stack.close()
+
+    atexit.register(end)
+    Finalize(None, end, exitpriority=0)  # a process of multiprocessing may have no atexit
+    # One that it forks begins by forgetting such functions.
+    register_after_fork(live, lambda _: Finalize(None, end, exitpriority=0))
 
 
 def changed_files(folder: Path, since_s: float, but: Path | None = None) -> list[str]:

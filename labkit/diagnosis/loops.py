@@ -143,6 +143,7 @@ class _Loop:
         # they were the last ones; also those before the steady state.
         self.windows = self.last_windows = self.first_window = 0
         self.drawn = 0  # batches of the epoch
+        self.drawn_since_trained = 0  # batches since the thread's first training step
         self.reset()
 
     def reset(self) -> None:
@@ -267,6 +268,7 @@ class Loops:
         loop.bins[math.floor(math.log(max(wait_s, 1e-6), BIN))] += 1
         loop.waits.append(wait_s if loop.drawn else 0.0)
         loop.drawn += 1
+        loop.drawn_since_trained += bool(thread.marks)
         loop.pending_images = event.samples
         thread.open.append(loop)
         thread.window[event.loader] = thread.window.pop(event.loader, 0) + 1  # the last one
@@ -365,6 +367,14 @@ class Loops:
         """Return whether optimizer steps follow the batches of a loader."""
         thread = self._threads[self.trainer()]
         return number in thread.loops and self._trains(thread.loops[number], thread)
+
+    def batches_since_trained(self, number: int) -> int:
+        """Return the batches of a loader that the training took since its first step.
+
+        0 of a loader after whose batches another one is always asked before the step.
+        """
+        loop = self._threads[self.trainer()].loops[number]
+        return loop.drawn_since_trained if loop.last_windows else 0
 
     def progress(self) -> tuple[int, float | None, bool]:
         """Return steps since the steady state, since when it lasts, and whether a loop goes on."""

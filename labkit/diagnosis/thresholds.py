@@ -75,9 +75,10 @@ SHOWN_SHARE = 0.03  # of a batch's time, on the screen
 LISTED_SHARE = 0.005  # of a batch's time, in the details
 
 # When a running training is diagnosed.
-STEADY_STEPS = 3  # after those in which queues fill
+STEADY_STEPS = 3  # after the first one, in which libraries compile
 UNTRAINED_BATCHES = 60  # of a loop without optimizer steps, as of inference
 MOST_FOLLOWING_STEPS = 60  # of a training whose epochs do not end
+MOST_STEPS_PER_S = 5000  # of the smallest models; len(loader) is so many for a second of the budget
 MOST_INSIDE_STEPS = 50  # on batches of other loaders, such as those of an inner loop
 
 # When a watched training is reported.

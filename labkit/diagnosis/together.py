@@ -14,10 +14,12 @@ import sys
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any, NamedTuple
 
 from labkit.diagnosis import loaders
 from labkit.diagnosis.batches import copy_batch
+from labkit.diagnosis.thresholds import STALL_S
 
 
 class Group(NamedTuple):
@@ -38,6 +40,17 @@ def group() -> Group | None:
         return None
     store = distributed.distributed_c10d._get_default_store()
     return Group(distributed.get_rank(), distributed.PrefixStore("labkit", store))
+
+
+def have_all_begun(group: Group) -> bool:
+    """Return whether all ranks are about to begin, after waiting for them for a while."""
+    ranks = range(sys.modules["torch"].distributed.get_world_size())
+    group.store.set(f"rank {group.rank}", "")
+    try:
+        group.store.wait([f"rank {rank}" for rank in ranks], timedelta(seconds=STALL_S))
+    except RuntimeError:
+        return False
+    return True
 
 
 class Leader:

@@ -1,9 +1,11 @@
 """Trainings that run as they are are diagnosed: `labkit diagnose train.py`."""
 
+import _thread
 import contextlib
 import itertools
 import json
 import os
+import queue
 import re
 import signal
 import threading
@@ -19,6 +21,7 @@ from torch.utils.data import BatchSampler, DataLoader, Sampler, SequentialSample
 
 import labkit as lab
 from labkit.diagnosis import together
+from labkit.diagnosis.hook import HOOK
 from labkit.diagnosis.live_script import TERMINATED, changed_files
 from labkit.diagnosis.loaders import OneThread, copied, loaded_ahead, spread_over_epoch
 from tests import warm_python
@@ -199,6 +202,19 @@ try:
 finally:
     assert ready.qsize() < 1000, ready.qsize()
 """,
+    "trains in a thread of its own, and evaluates in the first one": """
+import threading
+
+def train():
+    for batch in loader():
+        step(batch)
+
+thread = threading.Thread(target=train)
+thread.start()
+thread.join()
+for batch in few():
+    print("an epoch ended")
+""",
     "catches everything": """
 import json
 print("folder:", json.loads(os.environ["LABKIT_DIAGNOSE"])["folder"])
@@ -305,6 +321,32 @@ def test_a_training_is_ended_once_it_is_diagnosed(script, tmp_path, name):
         assert not Path(folder).exists()
 
 
+WITH_THREADS = """
+import atexit, threading
+from concurrent.futures import ThreadPoolExecutor
+
+pools = [ThreadPoolExecutor(1) for _ in range(20)]
+for pool in pools:
+    pool.submit(int).result()
+threading.Thread(target=threading.Event().wait).start()
+atexit.register(lambda: print(f"flushed after {time.monotonic() - ended_s} s"))
+try:
+    for batch in loader():
+        step(batch)
+finally:
+    ended_s = time.monotonic()
+"""
+
+
+def test_a_script_whose_threads_go_on_runs_what_is_to_run_at_its_end(script, tmp_path):
+    budget = ["--budget-s", BUDGET_S]
+    done = diagnose(*budget, script(WITH_THREADS), cwd=tmp_path, **SHORT)
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
+    (after_s,) = re.findall("^flushed after (.+) s$", done.stdout, re.MULTILINE)
+    assert float(after_s) < 15.0  # all threads together, not one after the other
+    assert left_running(tmp_path) == []
+
+
 # --- what cannot be diagnosed -----------------------------------------------------------------
 
 IN_ANOTHER_PROCESS = """
@@ -329,6 +371,7 @@ print("done")
     [
         ("print('done')", 1, "no DataLoader was iterated over in this process"),
         (IN_ANOTHER_PROCESS, 1, "Nothing was diagnosed: no DataLoader was iterated over in this"),
+        ("for _ in range(90_000 // len(loader()) - 1): pass", 1, "computed 0 epochs from len(l"),
         ("for _, batch in zip(range(3), loader()): step(batch)", 1, "after too few steps"),
         ("for batch in loader(): step(batch); raise KeyError('own')", 1, "KeyError: 'own'"),
         ("sys.exit(7)", 7, "Nothing was diagnosed"),
@@ -342,6 +385,23 @@ def test_a_script_that_ends_first_gets_a_line_and_keeps_its_status(
     assert words in done.stderr
     assert "labkit" not in done.stderr.partition("Traceback")[2]
     assert done.stdout in ("", "done\n")
+    assert left_running(tmp_path) == []
+
+
+IN_TURN = """
+from concurrent.futures import ThreadPoolExecutor
+
+first, second, batches = ThreadPoolExecutor(1), ThreadPoolExecutor(1), iter(loader())
+for number in range(200):
+    pool = first if number < 20 else second
+    pool.submit(lambda: step(next(batches))).result()
+"""
+
+
+def test_a_training_that_moves_to_another_thread_gets_a_line(script, tmp_path):
+    done = diagnose(*BUDGET, script(IN_TURN), cwd=tmp_path)
+    assert "Nothing was diagnosed: the training moves from one thread to another" in done.stderr
+    assert (done.returncode, "Traceback" in done.stderr) == (1, False), done.stderr
     assert left_running(tmp_path) == []
 
 
@@ -364,6 +424,31 @@ def test_what_was_measured_until_then_is_printed(script, tmp_path, status_of_sig
     status = {"SIGINT": status_of_sigint, "SIGTERM": -signal.SIGTERM}
     assert done.returncode == next((x for name, x in status.items() if name in rest), 1)
     assert ("KeyError: 'own'" in done.stderr) == ("KeyError" in rest)
+    assert left_running(tmp_path) == []
+
+
+IN_A_FORK = """
+def train():
+    for _, batch in zip(range(LAST), loader()):
+        step(batch)
+
+process = torch.multiprocessing.get_context("fork").Process(target=train)
+process.start()
+process.join()
+"""
+
+
+@pytest.mark.parametrize(
+    ("last", "words"),
+    [
+        (60, "Diagnosis stopped: the training ended before it was diagnosed"),
+        (3, "Nothing was diagnosed: the training ended after too few steps"),
+    ],
+)
+def test_what_a_forked_process_measured_until_its_end_is_printed(script, tmp_path, last, words):
+    done = diagnose(*BUDGET, script(IN_A_FORK.replace("LAST", str(last))), cwd=tmp_path)
+    assert words in done.stdout + done.stderr
+    assert (done.returncode, "Traceback" in done.stderr) == (1, False), done.stderr
     assert left_running(tmp_path) == []
 
 
@@ -414,6 +499,43 @@ def test_a_script_that_is_terminated_before_it_trains_gets_a_line(script, tmp_pa
     done = diagnose(*BUDGET, path, cwd=tmp_path)
     assert f"Nothing was diagnosed: {TERMINATED}." in done.stderr
     assert (done.returncode, done.stdout) == (-signal.SIGTERM, "")
+
+
+FILLS_A_QUEUE = """
+import queue, threading
+
+class Failing(Slow):
+    loaded = 0
+
+    def __getitem__(self, i):
+        self.loaded += 1
+        if self.loaded == 300:
+            time.sleep(0.5)  # the thread fills the queue meanwhile
+            raise KeyError("own")
+        return super().__getitem__(i)
+
+def train():
+    ready = queue.Queue(2)
+    batches = DataLoader(Failing(), batch_size=4)
+    thread = threading.Thread(target=lambda: [ready.put(batch) for batch in batches])
+    thread.start()
+    try:
+        while True:
+            step(ready.get())
+    finally:
+        thread.join()
+
+process = torch.multiprocessing.get_context("fork").Process(target=train)
+process.start()
+process.join()
+"""
+
+
+def test_a_process_that_waits_for_the_thread_which_fills_its_queue_ends(script, tmp_path):
+    done = diagnose(*BUDGET, script(FILLS_A_QUEUE), cwd=tmp_path)
+    assert "Diagnosis stopped: KeyError: 'own'" in done.stdout
+    assert (done.returncode, "Traceback" in done.stderr) == (1, False), done.stderr
+    assert left_running(tmp_path) == []
 
 
 NOT_COPIED = """
@@ -472,6 +594,60 @@ def test_ranks_take_the_same_steps_and_the_first_one_prints(script, tmp_path, ho
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.count("data loading costs") == 1
     assert "an epoch ended" not in done.stdout
+
+
+RANKS_APART = """
+def work(rank):
+    torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
+    steps = 0
+    try:
+        for batch in loader(num_workers=1):
+            step(batch)
+            if rank == 0 and steps % 3 == 0:
+                for _ in few():
+                    pass
+            steps += 1
+    finally:
+        print(f"trained {steps} steps")
+
+os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": sys.argv[1]}
+torch.multiprocessing.start_processes(work, nprocs=2, start_method="fork")
+"""
+
+
+def test_ranks_are_diagnosed_from_the_same_step_on_where_one_evaluates(script, tmp_path):
+    budget = ["--budget-s", BUDGET_S]
+    done = diagnose(*budget, script(RANKS_APART), free_port(), cwd=tmp_path, **SHORT)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.count("data loading costs") == 1
+    first, second = re.findall("^trained (.+) steps$", done.stdout, re.MULTILINE)
+    assert first == second
+
+
+DISPATCHED = """
+from labkit.diagnosis import together
+together.STALL_S = 2.0
+
+def work(rank):
+    torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
+    batches, batch = iter(loader()), (torch.ones(4, 8), torch.ones(4, dtype=torch.long))
+    while True:
+        if rank == 0:
+            batch = next(batches)
+        for each in batch:
+            torch.distributed.broadcast(each, 0)
+        step(batch)
+
+os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": sys.argv[1]}
+torch.multiprocessing.start_processes(work, nprocs=2, start_method="fork")
+"""
+
+
+def test_ranks_that_get_their_batches_from_the_first_one_get_a_line(script, tmp_path):
+    done = diagnose(*BUDGET, script(DISPATCHED), free_port(), cwd=tmp_path)
+    assert "Diagnosis stopped: not all ranks load batches" in done.stdout
+    assert done.returncode == 1
+    assert left_running(tmp_path) == []
 
 
 @pytest.mark.long
@@ -544,6 +720,93 @@ def test_a_function_that_trains_is_diagnosed_in_a_context(capsys, monkeypatch):
     assert len(DataLoader(torch.ones(64, 3), batch_size=4)) == 16
     train()
     assert ended[-1] is True  # nothing is diagnosed any more
+
+
+def test_a_context_ends_once_all_threads_have_that_load_ahead(monkeypatch):
+    shorten(monkeypatch.setattr)
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    loader, ready = DataLoader(torch.ones(40_000, 3), batch_size=4), queue.Queue(2)
+    has_ended = threading.Event()
+
+    def load():
+        with contextlib.suppress(SystemExit):  # pytest would warn of it
+            for batch in loader:
+                ready.put(batch)
+                if live.diagnosis is not None:
+                    time.sleep(1.5)  # works on the batch, and would load the next one
+
+    def load_one():
+        iterator = iter(DataLoader(torch.ones(1)))
+        next(iterator)
+        threading.current_thread()  # lists it, though it cannot be joined
+        has_ended.wait()
+
+    threads = [threading.Thread(target=load, daemon=True) for _ in range(2)]
+    with lab.diagnosing(budget_s=BUDGET_S, progress=False) as live:
+        _thread.start_new_thread(load_one, ())
+        for thread in threads:
+            thread.start()
+        while True:
+            model(ready.get()).sum().backward()
+            optimizer.step()
+    has_ended.set()
+    assert live.diagnosis.broken == ""
+    assert not any(thread.is_alive() for thread in threads)
+
+
+def test_a_context_ends_without_a_word_where_a_pool_trains(monkeypatch):
+    shorten(monkeypatch.setattr)
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    loader = DataLoader(torch.ones(40_000, 3), batch_size=4)
+    evaluated = []
+
+    def train():
+        for batch in loader:
+            model(batch).sum().backward()
+            optimizer.step()
+
+    with lab.diagnosing(budget_s=BUDGET_S, progress=False) as live:
+        with ThreadPoolExecutor(1) as pool, contextlib.suppress(SystemExit):
+            pool.submit(train).result()
+        evaluated.extend(loader)
+    assert live.diagnosis.broken == ""
+    assert evaluated == []
+    with pytest.raises(SystemExit, match="own"), lab.diagnosing():
+        raise SystemExit("own")
+
+
+def test_a_context_goes_on_after_another_inside_it(monkeypatch):
+    shorten(monkeypatch.setattr)
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    loader = DataLoader(torch.ones(4_000, 3), batch_size=4)
+    with lab.diagnosing(budget_s=BUDGET_S, progress=False) as live:
+        with lab.diagnosing(progress=False):
+            opened_inside = iter(DataLoader(torch.ones(40, 3), batch_size=4))
+        for batch in itertools.chain(opened_inside, loader):
+            model(batch).sum().backward()
+            optimizer.step()
+    assert live.diagnosis is not None
+    assert live.diagnosis.broken == ""
+
+
+def test_a_batch_that_is_twice_in_a_queue_comes_twice():
+    ready = queue.Queue()
+
+    def load():
+        batch = next(iter(DataLoader(torch.ones(1))))
+        ready.put(batch)
+        ready.put(batch)
+
+    with HOOK.listen() as events:
+        thread = threading.Thread(target=load)
+        thread.start()
+        thread.join()
+        assert ready.get() is ready.get()
+    here = [event for event in events if event.thread == threading.get_ident()]
+    assert [event.kind for event in here] == ["draw", "draw"]
 
 
 def test_a_context_without_a_training_says_so(capsys):
