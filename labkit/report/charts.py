@@ -153,13 +153,12 @@ def utilization(summary: Summary) -> Figure:
 def _compared_devices(
     summary: Summary,
 ) -> list[tuple[Row, tuple[np.ndarray, np.ndarray]]]:
-    """Return the baseline and the fastest other variant, with the device's shares over time."""
+    """Return the baseline and the fastest comparable variant, with the device's shares over time."""
     if summary.at_speeds:
         summary = summary.at_speeds[max(summary.at_speeds)]
     if summary.kind != EPOCHS or summary.has_groups:
         return []
-    base, *others = summary.rows
-    known = [row for row in others if row.normalized_time is not None]
+    base, known = summary.rows[0], words.comparable(summary)
     if base.normalized_time is None or not known:
         return []
     best = winner(summary) or min(known, key=lambda row: row.normalized_time)
