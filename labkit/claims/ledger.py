@@ -151,7 +151,7 @@ def answers(
 
 
 def rank_as_answer(info: RunInfo, machine_id: str | None = None) -> int | None:
-    """Rank a run as an answer: finished, and best with verdicts.
+    """Rank a run as an answer: finished, against the experiment's baseline, best with verdicts.
 
     Args:
         info: of the run.
@@ -162,9 +162,20 @@ def rank_as_answer(info: RunInfo, machine_id: str | None = None) -> int | None:
     """
     if info.status != "finished" or machine_id not in (None, info.provenance.machine_id):
         return None
+    if _has_own_baseline(info):
+        return None  # the documents divide by another variant
     if info.protocol == AS_PUBLISHED:
         return 0  # its fixed order may explain what it shows
     return JUDGED if _is_judged(info) else 1
+
+
+def _has_own_baseline(info: RunInfo) -> bool:
+    """Return whether the user chose another baseline than the experiment's."""
+    request = info.request or {}
+    if (chosen := request.get("baseline")) is None:
+        return False
+    make = CATALOG.get(request.get("experiment", ""))
+    return make is None or make(Settings()).baseline != chosen
 
 
 def _reference(claim: Claim, evidence: Mapping[str, _Evidence]) -> dict[str, str]:

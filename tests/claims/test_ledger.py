@@ -258,6 +258,12 @@ def test_a_full_run_speaks_first_one_as_in_the_document_last_and_one_that_broke_
     for number, status in enumerate(("running", "cancelled", "failed")):
         make_run(tmp_path, name=f"20250501T00000{number}Z-bbbb", status=status, trials=[])
     assert record(tmp_path, 19)["run"] == "20250101T000000Z-aaaa"
+    for day, baseline in enumerate((THREAD, "original"), 1):  # the experiment's is original
+        asked = {"experiment": "prefetching", "mode": "full", "baseline": baseline}
+        make_run(tmp_path, name=f"2025060{day}T000000Z-eeee", request=asked)
+        newest = {THREAD: "20250101T000000Z-aaaa", "original": "20250602T000000Z-eeee"}
+        assert record(tmp_path, 19)["run"] == newest[baseline]
+        assert lab.newest_run("prefetching", tmp_path).info.request == asked
 
 
 # --- answers that are no normalized time --------------------------------------------------
