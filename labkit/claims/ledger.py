@@ -273,7 +273,8 @@ def _simulated(contrasts: Iterable[Contrast], evidence: Mapping[str, _Evidence])
     for one in contrasts:
         measured = evidence.get(one.experiment)
         if measured is not None and measured.summary.has_groups:
-            rows += [row for row in measured.rows.values() if row.name == one.variant]
+            names = {one.variant, one.against} - {""}  # labels, or what a judge looks up in groups
+            rows += [row for row in measured.rows.values() if names & {row.variant, row.name}]
         elif measured is not None and measured.rows:
             names = {one.against or next(iter(measured.rows)), one.variant} - {""}
             rows += [measured.rows[name] for name in names if names <= measured.rows.keys()]
@@ -401,8 +402,8 @@ def _not_run(why: str = "") -> Answer:
 
 def _why_missing(contrast: Contrast, evidence: _Evidence) -> Answer | None:
     """Return why a run has no number for a variant, or None."""
-    if evidence.summary.has_groups:
-        return None  # a judge looks the variant up in each of them
+    if evidence.summary.has_groups and contrast.judge:
+        return None  # it looks the variant up in each of them
     info = evidence.run.info
     if info.baseline in info.skipped:
         why = readable_reason(info.skipped[info.baseline])

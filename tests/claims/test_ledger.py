@@ -2,6 +2,7 @@
 
 import json
 import math
+import random
 import re
 from dataclasses import replace
 from statistics import fmean, stdev
@@ -12,12 +13,14 @@ from fake_runs import (
     HERE,
     OPERATION_TIMES,
     fake_grouped_run,
+    fake_groups,
     fake_roofline,
     fake_run_at_speeds,
     make_run,
+    save_rows,
     save_run,
 )
-from fakes import LABELS, fake_trial, fake_trials
+from fakes import H200, LABELS, fake_info, fake_trial, fake_trials
 
 import labkit as lab
 from labkit.claims import ledger
@@ -369,6 +372,36 @@ def test_a_variant_in_many_groups_is_answered_by_counting(tmp_path, how, said):
     own = {"mode": "full", "provenance": {"machine_id": HERE}, **how}
     save_run(tmp_path, fake_grouped_run(blocks=8, **own))
     assert said in answer_to(tmp_path, 23)
+
+
+@pytest.mark.parametrize(
+    ("links", "how", "said"),
+    [
+        ({400: 1.1, 50: 2.0}, {}, r"confirmed \(simulated network, .*\): slower, 1\.8"),
+        ({400: 1.1}, {"skipped": {"2 machines: 50 Mbit/s": "no tc here"}},
+         "2 machines: 50 Mbit/s: not testable here: no tc here$"),
+        ({50: 2.0}, {}, "not run: this run has no such variant$"),
+    ],
+)  # fmt: skip
+def test_links_between_machines_are_named_with_their_answer(tmp_path, links, how, said):
+    times = {"no exchange": 1.0, **{f"{n} Mbit/s": time for n, time in links.items()}}
+    rng = random.Random(1)
+
+    def make(group, name, block, role):
+        network = () if name == "no exchange" else (Hardware("network", "simulated", name),)
+        trial = fake_trial(name, block, role, times[name] * rng.lognormvariate(0, 0.005))
+        return replace(trial, hardware=(H200, *network))
+
+    told, trials = fake_groups({"2 machines": times}, make, blocks=10)
+    for label in how.get("skipped", {}):
+        told["groups"][label] = "2 machines"
+    info = fake_info(
+        [*told["groups"]], mode="full", experiment="communication",
+        provenance={"machine_id": HERE}, **told, **how,
+    )  # fmt: skip
+    save_rows(tmp_path, info, trials)
+    assert re.match(said, answer_to(tmp_path, 38))
+    assert record(tmp_path, 38)["simulated"] == "simulated network"
 
 
 def test_reference_runs_stand_beside_this_machines_with_their_machine(tmp_path, capsys):
