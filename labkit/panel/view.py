@@ -427,8 +427,8 @@ class Panel:
         current = job.current()
         in_progress = current.folder if current and current.is_in_progress else None
         with self._drawing:
-            self._shows_current = self._earlier.chosen == (in_progress,)
             self._show(self._earlier.chosen)
+            self._shows_current = self._earlier.chosen == (in_progress,)
 
     def _show(self, folders: Sequence[Path]) -> None:
         self._error.value = ""

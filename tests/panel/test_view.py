@@ -175,7 +175,7 @@ def test_variants_appear_in_the_chart_as_trials_finish(tmp_path, drawn_at_once):
 
 
 def test_what_the_user_chose_to_see_stays_while_a_run_goes_on(earlier, drawn_at_once):
-    oldest, _ = lab.list_runs(earlier)
+    oldest, gone = lab.list_runs(earlier)
     box = lab.panel("preprocessing", results=earlier)
     current = earlier / "preprocessing" / "20260103T000000Z-cccc"
     drawn = []
@@ -186,10 +186,11 @@ def test_what_the_user_chose_to_see_stays_while_a_run_goes_on(earlier, drawn_at_
         write_info(current, replace(info, status="running"))
         progress.begin(current)
         progress.start(total=3, done=0)
-        for folder in (None, oldest, current):
-            if folder is not None:
-                listed(box).value = (folder,)
-                press(box, "Show")
+        for folder in (gone, oldest, current):
+            listed(box).value = (folder,)
+            if folder == gone:  # which cannot be shown: the run in progress is
+                shutil.rmtree(folder)
+            press(box, "Show")
             progress.advance()
             drawn.append(box.run.folder)
         listed(box).value = (oldest,)
