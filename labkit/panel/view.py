@@ -44,6 +44,7 @@ from labkit.runs.store import (
     load_run,
     read_info,
 )
+from labkit.settings import MODES, pick
 
 if TYPE_CHECKING:
     from ipywidgets import VBox, Widget
@@ -143,6 +144,7 @@ def panel(
         >>> panel.run.info.experiment
         'preprocessing'
     """
+    pick(MODES, mode, "mode")
     asked = Request.of(experiment or _first())
     settings = {**asked.settings, **settings}
     start = replace(asked, mode=mode, blocks=blocks, roofline=roofline, settings=settings)

@@ -342,6 +342,11 @@ def test_without_a_name_the_catalog_can_be_chosen_from(earlier):
     assert len(job._watchers) == watching  # the panel that went hears nothing more
 
 
+def test_an_unknown_mode_is_refused_in_words():
+    with pytest.raises(ValueError, match="^mode must be one of document, full, quick, got 'fast'"):
+        lab.panel("preprocessing", mode="fast")
+
+
 def test_rooflines_can_be_chosen_from_the_list_where_there_are_any(tmp_path):
     box = lab.panel(roofline=True, results=tmp_path)
     for name, roofline in (("preprocessing", True), ("stalls", False), ("storage", True)):
