@@ -202,7 +202,8 @@ def _is_small(value: Any) -> bool:
         return len(value) <= 20_000 and all(map(_is_small, value))
     if isinstance(value, dict):
         names = all(len(name) <= 100 and _is_small(name) for name in value)
-        return len(value) <= 200 and names and all(map(_is_small, value.values()))
+        # A roofline of all variants of an experiment has some 200 variants.
+        return len(value) <= 2_000 and names and all(map(_is_small, value.values()))
     return value is None or abs(value) < 1e18
 
 

@@ -305,6 +305,13 @@ def test_a_run_whose_training_diverged_can_be_shared(loss, tmp_path):
     assert {str(trial.loss) for trial in opened.trials} == {str(loss)}
 
 
+def test_a_run_of_a_large_roofline_can_be_shared(tmp_path):
+    names = [f"x = 1: {number}" for number in range(207)]
+    info = fake_info(names, status="cancelled", provenance=ELSEWHERE)
+    opened = open_shared(write(load_run(create_run(tmp_path / "ours", info))), tmp_path)
+    assert [*opened.info.variants] == names
+
+
 def test_a_killed_run_goes_and_comes_as_cancelled(tmp_path):
     info = fake_info(["a", "b"], status="running", notes=[], provenance=ELSEWHERE)
     folder = create_run(tmp_path / "ours", info)
