@@ -391,6 +391,8 @@ class Panel:
             self._status.value = status_html(f"{current.state}{name}", current.progress())
             self._bar.value = current.share()
             self._allow()
+        if not current.is_in_progress:  # one that was refused has no result of its own
+            self._result.remove_class("labkit-earlier")
         if current.error is not None and not name:
             self._error.value = error_html(current.error)
 

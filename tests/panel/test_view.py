@@ -252,6 +252,7 @@ def test_errors_stand_in_the_panel_with_their_next_step(panel):
     assert said(panel, "status").startswith("failed")
     assert said(panel, "error").startswith("data must be ")
     assert "Traceback" in shown(panel, "error")
+    assert not [w for w in below(panel) if "labkit-earlier" in w._dom_classes]
     press(panel, "Reset")
     assert shown(panel, "error") == ""
     labelled(panel, "input_px").value = "100"
