@@ -12,7 +12,7 @@ from __future__ import annotations
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -580,12 +580,15 @@ def cheapest_workers(contrast: Contrast, evidence: _Evidence) -> Answer:
     """Find the number of workers that [002]'s rule takes: of equally fast ones the cheapest.
 
     Numbers of workers that wait at most 3 % of an epoch longer than the best are equally fast.
+    Variants of the user's own that differ in more are left out.
     """
     variants = evidence.run.info.variants
+    base = variants[evidence.summary.baseline]
     counts = {
-        variants[name].num_workers: row
-        for name, row in evidence.rows.items()
+        variants[row.variant].num_workers: row
+        for row in evidence.rows.values()
         if None not in (row.wait_share, row.time_s, row.cpu_percent)
+        and replace(variants[row.variant], num_workers=base.num_workers) == base
     }
     if len(counts) < 2:
         return _not_run("this run has no two numbers of workers")

@@ -332,8 +332,9 @@ def test_waiting_for_data_lowers_gpu_util_or_does_not_and_none_is_made_up(tmp_pa
 
 
 def test_of_workers_that_load_equally_fast_the_cheapest_is_taken(tmp_path):
-    waits, cpu_percents = (0.06, 0.6, 0.3, 0.05), (170.0, 90.0, 120.0, 190.0)
+    waits, cpu_percents = (0.06, 0.6, 0.3, 0.05, 0.9), (170.0, 90.0, 120.0, 190.0, 10.0)
     counts = {"as many as cores": 2, "no workers": 0, "1 worker": 1, "twice as many": 4}
+    counts |= {"decoder=pillow": 2}  # of the user's own
     measured = dict(zip(counts, zip(waits, cpu_percents)))
     trials = []
     for trial in fake_trials(dict.fromkeys(counts, 1.0), blocks=8, noise=0, drift=0):
@@ -343,6 +344,7 @@ def test_of_workers_that_load_equally_fast_the_cheapest_is_taken(tmp_path):
     folder = make_run(tmp_path, dict.fromkeys(counts, 1.0), experiment="workers", trials=trials)
     stored = json.loads((folder / "run.json").read_text())
     stored["variants"] = {name: {"num_workers": n} for name, n in counts.items()}
+    stored["variants"]["decoder=pillow"] |= {"decoder": "pillow"}
     (folder / "run.json").write_text(json.dumps(stored))
     assert answer_to(tmp_path, 5) == (
         "by this rule 2 workers; workers, waiting, CPU: 0: 1.20 s, 90 %; 1: 600 ms, 120 %; "
