@@ -154,7 +154,7 @@ def utilization(summary: Summary) -> Figure:
 def _compared_devices(
     summary: Summary,
 ) -> list[tuple[Row, tuple[np.ndarray, np.ndarray]]]:
-    """Return the baseline and the fastest comparable variant, with the device's shares over time."""
+    """Return the baseline and the fastest comparable variant, with the shares of the device."""
     if summary.at_speeds:
         summary = summary.at_speeds[max(summary.at_speeds)]
     if summary.kind != EPOCHS or summary.has_groups:

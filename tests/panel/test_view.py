@@ -344,7 +344,7 @@ def test_without_a_name_the_catalog_can_be_chosen_from(earlier):
 
 
 def test_an_unknown_mode_is_refused_in_words():
-    with pytest.raises(ValueError, match="^mode must be one of document, full, quick, got 'fast'"):
+    with pytest.raises(ValueError, match=r"^mode must be one of .*, got 'fast'"):
         lab.panel("preprocessing", mode="fast")
 
 
