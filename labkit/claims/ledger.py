@@ -196,7 +196,8 @@ def _reference(claim: Claim, evidence: Mapping[str, _Evidence]) -> dict[str, str
 
 def _rank(info: RunInfo, machine_id: str | None = None) -> int | None:
     is_whose = machine_id in (None, info.provenance.machine_id)
-    if is_whose and info.status == "failed" and info.baseline in info.skipped:
+    is_without_baseline = info.status == "failed" and info.baseline in info.skipped
+    if is_whose and is_without_baseline and not _has_own_baseline(info):
         return -1  # no time, but the reason why the claim cannot be tested
     return rank_as_answer(info, machine_id)
 

@@ -269,6 +269,13 @@ def test_a_full_run_speaks_first_one_as_in_the_document_last_and_one_that_broke_
         assert lab.newest_run("prefetching", tmp_path).info.request == asked
 
 
+def test_a_baseline_of_the_users_own_that_cannot_run_is_no_reason(tmp_path):
+    asked = {"experiment": "prefetching", "mode": "full", "baseline": THREAD}
+    how = {"status": "failed", "skipped": {THREAD: "no CUDA here"}, "trials": []}
+    make_run(tmp_path, {THREAD: 1.0, "original": 1.0}, request=asked, **how)
+    assert "no CUDA here" not in answer_to(tmp_path, 19)
+
+
 # --- answers that are no normalized time --------------------------------------------------
 
 NAIVE = "computing, not synchronized"
