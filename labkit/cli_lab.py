@@ -139,7 +139,8 @@ class _BarAlone(Progress):
 
 def _answer(run: lab.Run) -> str:
     """Return an experiment's question and what the run answers, without proofs."""
-    return f"{run.info.question} {words.headline(run.summary) or 'No variant has a time'}."
+    answer = words.in_short(run.summary)
+    return " ".join(filter(None, [run.info.question, answer and f"{answer}."]))
 
 
 def _run_all(options: Options, built: Mapping[str, lab.Experiment]) -> int:

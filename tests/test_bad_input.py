@@ -741,7 +741,7 @@ ROWS: dict[Callable, dict[str, tuple[Callable, str]]] = {
         "newer schema": (given(schema=99),
             "schema must be at most 3, got 99 in run.json; update labkit"),
         "yes as a number": (given(blocks=True), f"{NOT_AS} blocks as labkit writes it, got True"),
-        "201 variants": (given(variants={str(i): {} for i in range(201)}), NOT_PLAIN),
+        "2,001 variants": (given(variants={str(i): {} for i in range(2_001)}), NOT_PLAIN),
         "long label": (given(variants={"x" * 101: {}}), NOT_PLAIN),
         "long question": (given(question="x" * 2001), NOT_PLAIN),
         "half a letter": (given(question="a\ud800"), NOT_PLAIN),

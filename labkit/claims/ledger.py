@@ -12,7 +12,7 @@ from __future__ import annotations
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -151,7 +151,7 @@ def answers(
 
 
 def rank_as_answer(info: RunInfo, machine_id: str | None = None) -> int | None:
-    """Rank a run as an answer: finished, and best with verdicts.
+    """Rank a run as an answer: finished, against the experiment's baseline, best with verdicts.
 
     Args:
         info: of the run.
@@ -162,9 +162,20 @@ def rank_as_answer(info: RunInfo, machine_id: str | None = None) -> int | None:
     """
     if info.status != "finished" or machine_id not in (None, info.provenance.machine_id):
         return None
+    if _has_own_baseline(info):
+        return None  # the documents divide by another variant
     if info.protocol == AS_PUBLISHED:
         return 0  # its fixed order may explain what it shows
     return JUDGED if _is_judged(info) else 1
+
+
+def _has_own_baseline(info: RunInfo) -> bool:
+    """Return whether the user chose another baseline than the experiment's."""
+    request = info.request or {}
+    if (chosen := request.get("baseline")) is None:
+        return False
+    make = CATALOG.get(request.get("experiment", ""))
+    return make is None or make(Settings()).baseline != chosen
 
 
 def _reference(claim: Claim, evidence: Mapping[str, _Evidence]) -> dict[str, str]:
@@ -185,7 +196,8 @@ def _reference(claim: Claim, evidence: Mapping[str, _Evidence]) -> dict[str, str
 
 def _rank(info: RunInfo, machine_id: str | None = None) -> int | None:
     is_whose = machine_id in (None, info.provenance.machine_id)
-    if is_whose and info.status == "failed" and info.baseline in info.skipped:
+    is_without_baseline = info.status == "failed" and info.baseline in info.skipped
+    if is_whose and is_without_baseline and not _has_own_baseline(info):
         return -1  # no time, but the reason why the claim cannot be tested
     return rank_as_answer(info, machine_id)
 
@@ -262,7 +274,8 @@ def _simulated(contrasts: Iterable[Contrast], evidence: Mapping[str, _Evidence])
     for one in contrasts:
         measured = evidence.get(one.experiment)
         if measured is not None and measured.summary.has_groups:
-            rows += [row for row in measured.rows.values() if row.name == one.variant]
+            names = {one.variant, one.against} - {""}  # labels, or what a judge looks up in groups
+            rows += [row for row in measured.rows.values() if names & {row.variant, row.name}]
         elif measured is not None and measured.rows:
             names = {one.against or next(iter(measured.rows)), one.variant} - {""}
             rows += [measured.rows[name] for name in names if names <= measured.rows.keys()]
@@ -390,8 +403,8 @@ def _not_run(why: str = "") -> Answer:
 
 def _why_missing(contrast: Contrast, evidence: _Evidence) -> Answer | None:
     """Return why a run has no number for a variant, or None."""
-    if evidence.summary.has_groups:
-        return None  # a judge looks the variant up in each of them
+    if evidence.summary.has_groups and contrast.judge:
+        return None  # it looks the variant up in each of them
     info = evidence.run.info
     if info.baseline in info.skipped:
         why = readable_reason(info.skipped[info.baseline])
@@ -568,12 +581,15 @@ def cheapest_workers(contrast: Contrast, evidence: _Evidence) -> Answer:
     """Find the number of workers that [002]'s rule takes: of equally fast ones the cheapest.
 
     Numbers of workers that wait at most 3 % of an epoch longer than the best are equally fast.
+    Variants of the user's own that differ in more are left out.
     """
     variants = evidence.run.info.variants
+    base = variants[evidence.summary.baseline]
     counts = {
-        variants[name].num_workers: row
-        for name, row in evidence.rows.items()
+        variants[row.variant].num_workers: row
+        for row in evidence.rows.values()
         if None not in (row.wait_share, row.time_s, row.cpu_percent)
+        and replace(variants[row.variant], num_workers=base.num_workers) == base
     }
     if len(counts) < 2:
         return _not_run("this run has no two numbers of workers")

@@ -104,13 +104,7 @@ class Request:
         """
         whole = self.whole()
         is_judged = pick(MODES, self.mode, "mode").judged
-        for label in (*self.variants, self.baseline):
-            measured = whole.measured(in_full=is_judged)
-            if label in whole.variants and label not in measured:
-                raise ValueError(
-                    f"variant must be one that {self.mode} mode measures "
-                    f"({', '.join(measured)}), got {label!r}; choose full mode, or leave it out"
-                )
+        whole.check_measured(filter(None, (*self.variants, self.baseline)), self.mode)
         built = _kept(whole, self.variants, self.baseline)
         if self.roofline:
             self._check_roofline()

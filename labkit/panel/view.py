@@ -44,6 +44,7 @@ from labkit.runs.store import (
     load_run,
     read_info,
 )
+from labkit.settings import MODES, pick
 
 if TYPE_CHECKING:
     from ipywidgets import VBox, Widget
@@ -143,6 +144,7 @@ def panel(
         >>> panel.run.info.experiment
         'preprocessing'
     """
+    pick(MODES, mode, "mode")
     asked = Request.of(experiment or _first())
     settings = {**asked.settings, **settings}
     start = replace(asked, mode=mode, blocks=blocks, roofline=roofline, settings=settings)
@@ -389,6 +391,8 @@ class Panel:
             self._status.value = status_html(f"{current.state}{name}", current.progress())
             self._bar.value = current.share()
             self._allow()
+        if not current.is_in_progress:  # one that was refused has no result of its own
+            self._result.remove_class("labkit-earlier")
         if current.error is not None and not name:
             self._error.value = error_html(current.error)
 
@@ -427,8 +431,8 @@ class Panel:
         current = job.current()
         in_progress = current.folder if current and current.is_in_progress else None
         with self._drawing:
-            self._shows_current = self._earlier.chosen == (in_progress,)
             self._show(self._earlier.chosen)
+            self._shows_current = self._earlier.chosen == (in_progress,)
 
     def _show(self, folders: Sequence[Path]) -> None:
         self._error.value = ""

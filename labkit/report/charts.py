@@ -33,6 +33,7 @@ from labkit.report import words
 from labkit.report.figures import AXIS_IN, INK, SOFT_INK, WARNING_INK, Line, frame, page, wrap
 from labkit.report.frames import (
     Axis,
+    are_costs,
     epochs_frame,
     find_axis,
     mark,
@@ -153,13 +154,12 @@ def utilization(summary: Summary) -> Figure:
 def _compared_devices(
     summary: Summary,
 ) -> list[tuple[Row, tuple[np.ndarray, np.ndarray]]]:
-    """Return the baseline and the fastest other variant, with the device's shares over time."""
+    """Return the baseline and the fastest comparable variant, with the shares of the device."""
     if summary.at_speeds:
         summary = summary.at_speeds[max(summary.at_speeds)]
     if summary.kind != EPOCHS or summary.has_groups:
         return []
-    base, *others = summary.rows
-    known = [row for row in others if row.normalized_time is not None]
+    base, known = summary.rows[0], words.comparable(summary)
     if base.normalized_time is None or not known:
         return []
     best = winner(summary) or min(known, key=lambda row: row.normalized_time)
@@ -472,7 +472,7 @@ def lines(summary: Summary) -> Figure:
                 axes.set_xlabel(axis.labels[panel])
                 handles |= _draw_panel(axes, table[table.panel == panel], summary, axis)
         shown += [f"{row.variant}: {units.seconds(row.time_s)}" for row in _samples(summary)]
-        if summary.info.x_axis:
+        if summary.info.x_axis and are_costs(table):
             shown += _describe_negligible(table)
         content_in = 3.9 if panels else 0
         frame(
@@ -496,9 +496,12 @@ def _scale_y(axes: Axes, table: pd.DataFrame, summary: Summary, axis: Axis) -> N
 
 
 def _ideal(table: pd.DataFrame, axis: Axis) -> list[float]:
-    """Return the normalized times of several GPUs that share the work of the fewest."""
-    numbers = sorted({x for x in table.x if not isinstance(x, str)})
-    return [numbers[0] / x for x in numbers] if axis.setting == "ranks" else []
+    """Return the normalized times of several GPUs that share the work of the baseline's."""
+    bases = {*table.x[table.is_baseline.astype(bool)]}
+    if axis.setting != "ranks" or len(bases) != 1:
+        return []
+    (base,) = bases
+    return [base / x for x in sorted({x for x in table.x if not isinstance(x, str)})]
 
 
 def _draw_panel(axes: Axes, table: pd.DataFrame, summary: Summary, axis: Axis) -> dict[str, Artist]:
@@ -534,7 +537,8 @@ def _draw_panel(axes: Axes, table: pd.DataFrame, summary: Summary, axis: Axis) -
         points = points.assign(at=[places[x] + shift for x in points.x]).sort_values("at")
         text = name or ("measured" if len(present) == 1 else "as the baseline")
         look = SERIES_LOOKS[names.index(name) % len(SERIES_LOOKS)]
-        handles |= _draw_line(axes, points, text, look, axis, over_steps=bool(x_axis))
+        is_cost = bool(x_axis) and are_costs(table)
+        handles |= _draw_line(axes, points, text, look, axis, is_cost=is_cost)
     if not axis.in_seconds:
         axes.axhline(1, **LINE_OF_NO_CHANGE)
         text = f"{summary.rows[0].name} (baseline)"
@@ -557,7 +561,7 @@ def _draw_line(
     series_look: tuple[str, Any, str],
     axis: Axis,
     *,
-    over_steps: bool,
+    is_cost: bool,
 ) -> dict[str, Artist]:
     """Draw a series, whose points lie at `at`; return what the legend needs, by its texts."""
     from matplotlib.lines import Line2D
@@ -584,7 +588,7 @@ def _draw_line(
         bases = points[points.is_baseline.astype(bool)]
         hollow = {**look, "markerfacecolor": "white", "linestyle": "none", "zorder": 3}
         axes.plot(bases["at"], bases.value, **hollow)
-    if over_steps and (limit := negligible_from(on_line)) is not None:
+    if is_cost and (limit := negligible_from(on_line)) is not None:
         least = on_line[on_line.x == limit]
         axes.plot(least["at"], least.value, **RING)
         explained[f"less than {units.limit(NEGLIGIBLE_SHARE)} from here"] = RING

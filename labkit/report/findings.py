@@ -177,8 +177,11 @@ def _communication(run: StoredRun) -> Table | None:
             times = {"share": row.normalized_time, "ci_low": row.ci_low, "ci_high": row.ci_high}
             shares = {name: x and max(1 - 1 / x, 0.0) for name, x in times.items()}
             cells.append({"group": group, "variant": row.name, **shares, "remark": reason(row)})
-            if row.normalized_time:
-                link = LINK.fullmatch(exchange)
+            link = LINK.fullmatch(exchange)
+            is_network = exchange == "all_reduce" or link is not None
+            # Variants of the user's own may differ in more.
+            is_alike = replace(variants[row.variant], exchange="noop") == variants[base]
+            if row.normalized_time and is_network and is_alike:
                 networks.append((1 / int(link[1]) if link else 0.0, row.normalized_time))
         networks.sort()
         if networks and networks[0][0] == 0:

@@ -292,6 +292,11 @@ def _number(value: object) -> float | None:
 # --- from how many steps on a cost is negligible ----------------------------------------------
 
 
+def are_costs(table: pd.DataFrame) -> bool:
+    """Return whether the baseline has no number of steps, so that times beside it are costs."""
+    return all(isinstance(x, str) for x in table.x[table.is_baseline.astype(bool)])
+
+
 def negligible_from(points: pd.DataFrame) -> float | None:
     """Return the fewest steps from which on each interval ends below `NEGLIGIBLE_SHARE`."""
     least = None

@@ -200,9 +200,9 @@ def changes(runs: Sequence[StoredRun]) -> list[dict[str, Any]]:
     """
     table: list[tuple[tuple[bool, float], dict[str, Any]]] = []
     for number, summary in enumerate((run.summary for run in runs), 1):
-        others = [row for row in summary.rows[1:] if row.normalized_time is not None]
+        others = words.comparable(summary)
         if summary.has_groups or not _compared(summary) or not others:
-            here = words.headline(summary) or "no variant has a time"
+            here = words.in_short(summary)
             here += "" if summary.judged or not others else f" ({summary.mode}: no verdict)"
             answer = {"run": number, "change": "", "document": _largest_published(summary)}
             answer |= {"here": here, "saves": False}

@@ -11,7 +11,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from labkit.claims.ledger import answers, rank_as_answer
+from labkit.claims.ledger import answers
 from labkit.experiments.request import Request
 from labkit.files import write_whole
 from labkit.report import charts, figures, recipe, share
@@ -20,7 +20,7 @@ from labkit.runs import runner, store
 from labkit.runs.active_run import Progress
 from labkit.runs.experiment import Experiment
 from labkit.runs.store import StoredRun, explain_unwritable, newest_runs
-from labkit.settings import pick
+from labkit.settings import AS_PUBLISHED, pick
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -279,7 +279,10 @@ def newest_run(name: str, results: Path | str = "results") -> Run | None:
         True
     """
     # A run as in the document answers another question: it never hides a corrected one.
-    runs = newest_runs(results, lambda info: (weight := rank_as_answer(info)) and min(weight, 1))
+    runs = newest_runs(
+        results,
+        lambda info: info.protocol != AS_PUBLISHED if info.status == "finished" else None,
+    )
     stored = runs.get(name)
     return None if stored is None else _as_run(stored)
 

@@ -42,6 +42,9 @@ from labkit.runs.store import (
     write_info,
 )
 
+# A training that diverges has a loss that is NaN, infinite or very large.
+ANY_LOSS = {"loss": None, "first_loss": None}
+
 
 def write(run: StoredRun, file: Path | str | None = None) -> Path:
     """Write a run as one file for a colleague, without names, hosts and paths of this machine.
@@ -159,7 +162,8 @@ def _parse(members: dict[str, bytes]) -> tuple[RunInfo, list[Facts]]:
         rows = [json.loads(line) for line in members[TRIALS_FILE].splitlines()]
         # A full run of all media has some 2,000 rows.
         is_plain = len(rows) <= 5_000 and all(
-            isinstance(each, dict) and _is_small(each) for each in (stored, *rows)
+            isinstance(each, dict) and _is_small(each | limited)
+            for each, limited in ((stored, {}), *((row, ANY_LOSS) for row in rows))
         )
     except (ValueError, RecursionError):
         raise _refused("hold JSON texts", "others, or one nested too deeply") from None
@@ -198,7 +202,8 @@ def _is_small(value: Any) -> bool:
         return len(value) <= 20_000 and all(map(_is_small, value))
     if isinstance(value, dict):
         names = all(len(name) <= 100 and _is_small(name) for name in value)
-        return len(value) <= 200 and names and all(map(_is_small, value.values()))
+        # A roofline of all variants of an experiment has some 200 variants.
+        return len(value) <= 2_000 and names and all(map(_is_small, value.values()))
     return value is None or abs(value) < 1e18
 
 

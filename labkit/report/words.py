@@ -141,6 +141,8 @@ def result(summary: Summary) -> list[str]:
             f"{row.variant}, the same code: {normalized(row)} of its first time" for row in again
         ]
     best = winner(summary)
+    if not comparable(summary):
+        return bound(summary)
     if best is None:
         answer = "; ".join(
             [
@@ -152,6 +154,23 @@ def result(summary: Summary) -> list[str]:
         verdict = best.verdict or f"no verdict in {summary.mode} mode"
         answer = f"{best.name}: {normalized(best)} of the time of {base.name}, {verdict}"
     return [answer, *bound(summary)]
+
+
+def in_short(summary: Summary) -> str:
+    """Return a run's headline, or else the first sentence of its result; "" where it has none."""
+    answers = [headline(summary), *result(summary)]
+    if all(row.normalized_time is None for row in summary.rows[1:]):
+        answers.append("No variant has a time")
+    return next(filter(None, answers), "")
+
+
+def comparable(summary: Summary) -> list[Row]:
+    """Return the variants with a time that do the baseline's whole work."""
+    return [
+        row
+        for row in summary.rows[1:]
+        if row.normalized_time is not None and not summary.is_floor(row.variant)
+    ]
 
 
 def _fastest_operations(summary: Summary) -> list[str]:
@@ -176,7 +195,7 @@ def _fastest_operations(summary: Summary) -> list[str]:
 
 
 def headline(summary: Summary) -> str:
-    """Return what a run answers, as the title of its chart; "" where nothing was measured.
+    """Return what a run answers, as the title of its chart; "" where nothing is comparable.
 
     Groups, as several speeds of the device, that have the same answer share it.
     """
@@ -221,8 +240,7 @@ def _fastest_with_this_device(summary: Summary) -> str:
 
 def _headline_of(summary: Summary, *, with_intervals: bool = True) -> str:
     """Return which variant saves most, which costs most, or that none differs, in one group."""
-    base, *others = summary.rows
-    measured = [row for row in others if row.normalized_time is not None]
+    base, measured = summary.rows[0], comparable(summary)
     if base.normalized_time is None or not measured:
         return ""
     best, rest = winner(summary), ""

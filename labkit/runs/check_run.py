@@ -77,7 +77,8 @@ def check_run(
         here.
 
     Raises:
-        ValueError: settings, data, parts or a calibrated device that cannot work.
+        ValueError: settings, data, parts or a calibrated device that cannot work, or a chosen
+            variant that this mode does not measure.
         BaselineSkipped: nothing could be compared.
         OSError: the photographs that runs take where no data is named cannot be made.
         Cancelled: `cancel` was set while they were made, or data at a URL was copied.
@@ -86,6 +87,7 @@ def check_run(
     request = {**(experiment.request or {}), "mode": mode, "blocks": blocks}
     blocks = check_blocks(chosen_mode, blocks, experiment.kind)
     measured = experiment.measured(in_full=chosen_mode.judged)
+    experiment.check_measured(request.get("variants", ()), mode)
     experiment = replace(experiment, variants=measured).change(complete_here)
     groups = experiment.run_fields(measured)
     baselines = [experiment.baseline, *groups.get("baselines", {}).values()]

@@ -10,7 +10,7 @@ from typing import Any
 
 from labkit.records import EPOCHS, KINDS, StepsAxis
 from labkit.runs.store import RESERVED
-from labkit.settings import CORRECTED, PROTOCOLS, Settings, pick
+from labkit.settings import CORRECTED, MODES, PROTOCOLS, Settings, pick
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,6 +124,28 @@ class Experiment:
             for label, variant in self.variants.items()
             if in_full or not variant.full_only
         }
+
+    def check_measured(self, chosen: Iterable[str], mode: str) -> None:
+        """Refuse variants that a mode leaves out.
+
+        Args:
+            chosen: labels, or names in groups; what the experiment does not have is not looked at.
+            mode: quick, document or full.
+
+        Raises:
+            ValueError: only full mode measures one of them.
+        """
+        measured = self.measured(in_full=MODES[mode].judged)
+        every, kept = (
+            {*variants, *(variant.name for variant in variants.values())}
+            for variants in (self.variants, measured)
+        )
+        for label in chosen:
+            if label in every - kept:
+                raise ValueError(
+                    f"variant must be one that {mode} mode measures ({', '.join(measured)}), got "
+                    f"{label!r}; choose full mode, or leave it out"
+                )
 
     def change(self, change: Callable[[Settings], Settings]) -> Experiment:
         """Return the experiment with changed settings of all variants."""

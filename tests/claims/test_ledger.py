@@ -2,6 +2,7 @@
 
 import json
 import math
+import random
 import re
 from dataclasses import replace
 from statistics import fmean, stdev
@@ -12,12 +13,14 @@ from fake_runs import (
     HERE,
     OPERATION_TIMES,
     fake_grouped_run,
+    fake_groups,
     fake_roofline,
     fake_run_at_speeds,
     make_run,
+    save_rows,
     save_run,
 )
-from fakes import LABELS, fake_trial, fake_trials
+from fakes import H200, LABELS, fake_info, fake_trial, fake_trials
 
 import labkit as lab
 from labkit.claims import ledger
@@ -258,6 +261,19 @@ def test_a_full_run_speaks_first_one_as_in_the_document_last_and_one_that_broke_
     for number, status in enumerate(("running", "cancelled", "failed")):
         make_run(tmp_path, name=f"20250501T00000{number}Z-bbbb", status=status, trials=[])
     assert record(tmp_path, 19)["run"] == "20250101T000000Z-aaaa"
+    for day, baseline in enumerate((THREAD, "original"), 1):  # the experiment's is original
+        asked = {"experiment": "prefetching", "mode": "full", "baseline": baseline}
+        make_run(tmp_path, name=f"2025060{day}T000000Z-eeee", request=asked)
+        newest = {THREAD: "20250101T000000Z-aaaa", "original": "20250602T000000Z-eeee"}
+        assert record(tmp_path, 19)["run"] == newest[baseline]
+        assert lab.newest_run("prefetching", tmp_path).info.request == asked
+
+
+def test_a_baseline_of_the_users_own_that_cannot_run_is_no_reason(tmp_path):
+    asked = {"experiment": "prefetching", "mode": "full", "baseline": THREAD}
+    how = {"status": "failed", "skipped": {THREAD: "no CUDA here"}, "trials": []}
+    make_run(tmp_path, {THREAD: 1.0, "original": 1.0}, request=asked, **how)
+    assert "no CUDA here" not in answer_to(tmp_path, 19)
 
 
 # --- answers that are no normalized time --------------------------------------------------
@@ -323,8 +339,9 @@ def test_waiting_for_data_lowers_gpu_util_or_does_not_and_none_is_made_up(tmp_pa
 
 
 def test_of_workers_that_load_equally_fast_the_cheapest_is_taken(tmp_path):
-    waits, cpu_percents = (0.06, 0.6, 0.3, 0.05), (170.0, 90.0, 120.0, 190.0)
+    waits, cpu_percents = (0.06, 0.6, 0.3, 0.05, 0.9), (170.0, 90.0, 120.0, 190.0, 10.0)
     counts = {"as many as cores": 2, "no workers": 0, "1 worker": 1, "twice as many": 4}
+    counts |= {"decoder=pillow": 2}  # of the user's own
     measured = dict(zip(counts, zip(waits, cpu_percents)))
     trials = []
     for trial in fake_trials(dict.fromkeys(counts, 1.0), blocks=8, noise=0, drift=0):
@@ -334,6 +351,7 @@ def test_of_workers_that_load_equally_fast_the_cheapest_is_taken(tmp_path):
     folder = make_run(tmp_path, dict.fromkeys(counts, 1.0), experiment="workers", trials=trials)
     stored = json.loads((folder / "run.json").read_text())
     stored["variants"] = {name: {"num_workers": n} for name, n in counts.items()}
+    stored["variants"]["decoder=pillow"] |= {"decoder": "pillow"}
     (folder / "run.json").write_text(json.dumps(stored))
     assert answer_to(tmp_path, 5) == (
         "by this rule 2 workers; workers, waiting, CPU: 0: 1.20 s, 90 %; 1: 600 ms, 120 %; "
@@ -363,6 +381,36 @@ def test_a_variant_in_many_groups_is_answered_by_counting(tmp_path, how, said):
     own = {"mode": "full", "provenance": {"machine_id": HERE}, **how}
     save_run(tmp_path, fake_grouped_run(blocks=8, **own))
     assert said in answer_to(tmp_path, 23)
+
+
+@pytest.mark.parametrize(
+    ("links", "how", "said"),
+    [
+        ({400: 1.1, 50: 2.0}, {}, r"confirmed \(simulated network, .*\): slower, 1\.8"),
+        ({400: 1.1}, {"skipped": {"2 machines: 50 Mbit/s": "no tc here"}},
+         "2 machines: 50 Mbit/s: not testable here: no tc here$"),
+        ({50: 2.0}, {}, "not run: this run has no such variant$"),
+    ],
+)  # fmt: skip
+def test_links_between_machines_are_named_with_their_answer(tmp_path, links, how, said):
+    times = {"no exchange": 1.0, **{f"{n} Mbit/s": time for n, time in links.items()}}
+    rng = random.Random(1)
+
+    def make(group, name, block, role):
+        network = () if name == "no exchange" else (Hardware("network", "simulated", name),)
+        trial = fake_trial(name, block, role, times[name] * rng.lognormvariate(0, 0.005))
+        return replace(trial, hardware=(H200, *network))
+
+    told, trials = fake_groups({"2 machines": times}, make, blocks=10)
+    for label in how.get("skipped", {}):
+        told["groups"][label] = "2 machines"
+    info = fake_info(
+        [*told["groups"]], mode="full", experiment="communication",
+        provenance={"machine_id": HERE}, **told, **how,
+    )  # fmt: skip
+    save_rows(tmp_path, info, trials)
+    assert re.match(said, answer_to(tmp_path, 38))
+    assert record(tmp_path, 38)["simulated"] == "simulated network"
 
 
 def test_reference_runs_stand_beside_this_machines_with_their_machine(tmp_path, capsys):

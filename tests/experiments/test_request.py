@@ -130,6 +130,10 @@ def test_what_cannot_be_asked_for_is_refused_in_words(asked, message):
 def test_what_only_full_mode_measures_can_be_asked_for_there():
     built = Request(experiment=LISTED, variants=("pillow", "opencv"), mode="full").build()
     assert [label for label, one in built.variants.items() if one.full_only] == ["opencv"]
+    chosen = lab.choose(LISTED, ["pillow", "opencv"])
+    message = r"^variant must be one that quick mode measures \(pillow\), got 'opencv'; choose full"
+    with pytest.raises(ValueError, match=message):
+        lab.run(chosen, "quick")
 
 
 def test_a_published_time_of_no_variant_is_refused():

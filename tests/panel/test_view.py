@@ -175,7 +175,7 @@ def test_variants_appear_in_the_chart_as_trials_finish(tmp_path, drawn_at_once):
 
 
 def test_what_the_user_chose_to_see_stays_while_a_run_goes_on(earlier, drawn_at_once):
-    oldest, _ = lab.list_runs(earlier)
+    oldest, gone = lab.list_runs(earlier)
     box = lab.panel("preprocessing", results=earlier)
     current = earlier / "preprocessing" / "20260103T000000Z-cccc"
     drawn = []
@@ -186,10 +186,11 @@ def test_what_the_user_chose_to_see_stays_while_a_run_goes_on(earlier, drawn_at_
         write_info(current, replace(info, status="running"))
         progress.begin(current)
         progress.start(total=3, done=0)
-        for folder in (None, oldest, current):
-            if folder is not None:
-                listed(box).value = (folder,)
-                press(box, "Show")
+        for folder in (gone, oldest, current):
+            listed(box).value = (folder,)
+            if folder == gone:  # which cannot be shown: the run in progress is
+                shutil.rmtree(folder)
+            press(box, "Show")
             progress.advance()
             drawn.append(box.run.folder)
         listed(box).value = (oldest,)
@@ -251,6 +252,7 @@ def test_errors_stand_in_the_panel_with_their_next_step(panel):
     assert said(panel, "status").startswith("failed")
     assert said(panel, "error").startswith("data must be ")
     assert "Traceback" in shown(panel, "error")
+    assert not [w for w in below(panel) if "labkit-earlier" in w._dom_classes]
     press(panel, "Reset")
     assert shown(panel, "error") == ""
     labelled(panel, "input_px").value = "100"
@@ -339,6 +341,11 @@ def test_without_a_name_the_catalog_can_be_chosen_from(earlier):
     assert problem.value == ""
     assert lab.experiment("workers").question in words(box.children[2].children[1].value)
     assert len(job._watchers) == watching  # the panel that went hears nothing more
+
+
+def test_an_unknown_mode_is_refused_in_words():
+    with pytest.raises(ValueError, match=r"^mode must be one of .*, got 'fast'"):
+        lab.panel("preprocessing", mode="fast")
 
 
 def test_rooflines_can_be_chosen_from_the_list_where_there_are_any(tmp_path):

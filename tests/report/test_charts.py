@@ -345,6 +345,10 @@ def test_lines_over_a_number_are_in_order_with_an_ideal_or_in_seconds_from_0():
     assert [1, 0.5, 0.25] in [list(line.get_ydata()) for line in axes.lines]
     assert axes.get_ylim()[0] < 0.25
     assert "ideal" in everything_written(figure)
+    # Of another baseline than the fewest, too.
+    other = varied_in_groups({"slow": dict(sorted(GPUS.items(), reverse=True))})
+    (axes,) = charts.lines(other).axes
+    assert [4, 2, 1] in [list(line.get_ydata()) for line in axes.lines]
     # Where each number has a baseline, times are seconds.
     summary = varied_in_groups(DISKS)
     (axes,) = charts.lines(summary).axes
@@ -397,6 +401,15 @@ def test_a_line_over_steps_marks_from_how_many_on_the_cost_is_negligible(times, 
     assert ("less than 1 %" in figure.get_label()) is bool(told)
     assert told in figure.get_label()
     assert ("less than 1 % from here" in everything_written(figure)) is bool(told)
+
+
+def test_no_cost_is_called_negligible_beside_a_baseline_that_has_it_too():
+    summary = curve_summary("logs", {"every step": 1.05, "every 100 steps": 1.0})
+    info = replace(summary.info, baseline="every step")
+    trials = fake_trials({"every step": 1.0, "every 100 steps": 0.95}, blocks=10, noise=0.0005)
+    figure = charts.lines(summarize(info, trials))
+    assert not [line for line in figure.axes[0].lines if line.get_markersize() == RING]
+    assert "less than 1 %" not in figure.get_label()
 
 
 # --- groups -----------------------------------------------------------------------------------

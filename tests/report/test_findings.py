@@ -49,12 +49,17 @@ def test_a_roofline_killed_before_its_first_trial_supports_nothing():
         # The loopback's 5 % are the processor's: it is at 0, and 1.05 ÷ 0.97 is 0.65 of the way.
         ({"all_reduce": 1.05, "400mbit": 1.1}, "from about 616 Mbit/s on"),
         ({"all_reduce": 1.0, "400mbit": 1.01}, "over every network here"),
+        # A variant of the user's own, which differs in more, is no second loopback.
+        ({"all_reduce": 1.0, "batch_size=4, all_reduce": 1.2, "400mbit": 1.05},
+         "from about 647 Mbit/s on"),
     ],
-)
+)  # fmt: skip
 def test_the_bandwidth_that_keeps_communication_small_lies_between_two_links(times, said):
     run = fake_grouped_run({"2 machines": {"noop": 1.0, **times}}, noise=0.0)
     variants = {
-        label: replace(settings, exchange=label.rpartition(" ")[2])
+        label: replace(
+            settings, exchange=label.rpartition(" ")[2], batch_size=4 if "size=4" in label else 8
+        )
         for label, settings in run.info.variants.items()
     }
     run = replace(run, info=replace(run.info, variants=variants))

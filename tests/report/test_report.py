@@ -11,7 +11,7 @@ from fakes import CHECKED, fake_info, fake_json, fake_trials
 import labkit as lab
 from labkit.claims import ledger
 from labkit.machine import hardware
-from labkit.report import figures, words
+from labkit.report import charts, figures, words
 from labkit.report.report import changes, overview
 from labkit.runs.store import from_json, to_json
 from labkit.settings import AS_PUBLISHED
@@ -243,7 +243,26 @@ def test_the_first_table_has_a_row_for_each_run():
     assert [row["document"] for row in rows] == ["10.0 % less time"] * 2 + ["", largest, ""]
     assert here[3].startswith("Fastest, of 4 operations")
     assert here[3].endswith("(quick: no verdict)")
-    assert here[4] == "no variant has a time"
+    assert here[4] == "No variant has a time"
+
+
+def test_no_floor_is_reported_as_a_change():
+    floors = {"loading": 1.0, "computing": 0.4, "computing, not synchronized": 0.5}
+    variants = {name: {"loader": "resident"} for name in floors} | {"loading": {"num_workers": 2}}
+    run = fake_machine_run(floors, variants=variants, calibration={"device_images_per_s": 230.0})
+    assert words.headline(run.summary) == ""
+    assert "utilization" not in charts.kinds(run.summary)
+    (least,) = words.result(run.summary)
+    assert least.startswith("Faster loading can save about ")
+    (row,) = changes([run])
+    assert (row["change"], row["here"]) == ("", least)
+    own = {"original": 1.0, "slower": 1.3, "alone": 0.4}
+    variants = {name: {"num_workers": 2} for name in own} | {"alone": {"loader": "resident"}}
+    run = fake_machine_run(own, variants=variants, noise=0.001)
+    assert "with slower as with original" in words.headline(run.summary)
+    assert changes([run])[0]["change"] == "slower"
+    figure = charts.utilization(run.summary)
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["original", "slower"]
 
 
 # --- what they say ------------------------------------------------------------------------

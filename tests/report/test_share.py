@@ -2,6 +2,7 @@
 
 import getpass
 import json
+import math
 import re
 import shutil
 import socket
@@ -13,6 +14,7 @@ from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 
 import pytest
+from fake_runs import save_rows
 from fakes import fake_info, fake_trials
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -293,6 +295,21 @@ def test_a_shared_run_is_found_by_its_id_but_never_taken_for_this_machines(made,
     ours = results / "decoders" / made.folder.name
     shutil.copytree(made.folder, ours)
     assert find_run(results, made.folder.name).folder == ours
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf, 1e30])
+def test_a_run_whose_training_diverged_can_be_shared(loss, tmp_path):
+    info = fake_info(["a", "b"], provenance=ELSEWHERE)
+    trials = [replace(trial, loss=loss) for trial in fake_trials({"a": 1.0, "b": 0.8})]
+    opened = open_shared(write(load_run(save_rows(tmp_path / "ours", info, trials))), tmp_path)
+    assert {str(trial.loss) for trial in opened.trials} == {str(loss)}
+
+
+def test_a_run_of_a_large_roofline_can_be_shared(tmp_path):
+    names = [f"x = 1: {number}" for number in range(207)]
+    info = fake_info(names, status="cancelled", provenance=ELSEWHERE)
+    opened = open_shared(write(load_run(create_run(tmp_path / "ours", info))), tmp_path)
+    assert [*opened.info.variants] == names
 
 
 def test_a_killed_run_goes_and_comes_as_cancelled(tmp_path):
