@@ -42,9 +42,6 @@ from labkit.runs.store import (
     write_info,
 )
 
-# A training that diverges has a loss that is NaN, infinite or very large.
-ANY_LOSS = {"loss": None, "first_loss": None}
-
 
 def write(run: StoredRun, file: Path | str | None = None) -> Path:
     """Write a run as one file for a colleague, without names, hosts and paths of this machine.
@@ -162,8 +159,7 @@ def _parse(members: dict[str, bytes]) -> tuple[RunInfo, list[Facts]]:
         rows = [json.loads(line) for line in members[TRIALS_FILE].splitlines()]
         # A full run of all media has some 2,000 rows.
         is_plain = len(rows) <= 5_000 and all(
-            isinstance(each, dict) and _is_small(each | limited)
-            for each, limited in ((stored, {}), *((row, ANY_LOSS) for row in rows))
+            isinstance(each, dict) and _is_small(_without_losses(each)) for each in (stored, *rows)
         )
     except (ValueError, RecursionError):
         raise _refused("hold JSON texts", "others, or one nested too deeply") from None
@@ -190,6 +186,12 @@ def _parse(members: dict[str, bytes]) -> tuple[RunInfo, list[Facts]]:
         if not is_row or row["variant"] not in info.variants:
             raise _refused("hold rows as labkit writes them", f"{row!r:.80}")
     return info, rows
+
+
+def _without_losses(row: dict[str, Any]) -> dict[str, Any]:
+    """Leave out the losses: those of a training that diverges are NaN, infinite or very large."""
+    losses = {name for name in ("loss", "first_loss") if isinstance(row.get(name), float)}
+    return {name: value for name, value in row.items() if name not in losses}
 
 
 def _is_small(value: Any) -> bool:
