@@ -21,6 +21,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures.thread import _python_exit
 from contextlib import ExitStack, suppress
+from multiprocessing import process
 from multiprocessing.util import Finalize, register_after_fork
 from pathlib import Path
 from typing import Any
@@ -246,6 +247,8 @@ def diagnose_when_it_trains() -> None:
 
 
 def _diagnose_fork() -> None:
+    # Python would end them with this process: such as the workers of a trial in its parent.
+    process._children.clear()  # type: ignore[attr-defined]
     _diagnose_here(must_train=True)  # it may load batches for the process that forked it
 
 
