@@ -67,7 +67,7 @@ MOST_ERROR = 0.15
 MOST_BEATEN_SHARE = 0.05
 NOTHING, HELD_OUT, REAL, FRESH = "nothing", "held out", "real", "fresh"
 FEWER_BYTES = "fewer bytes"
-PLANTED = ("", "planted", "said", "remedy", "first said", "its number", "measured", "error")
+PLANTED = ("", "planted", "named", "remedy", "first named", "its number", "measured", "error")
 
 # A mount namespace of its own, where /dev/shm is small; all that runs in it goes with it.
 IN_SMALL_MEMORY = (
@@ -253,7 +253,7 @@ class Outcome:
     """The result of one case."""
 
     name: str
-    said: str = ""
+    bottleneck: str = ""
     """The bottleneck of the diagnosis."""
     first: str = ""
     """The first remedy it proposed."""
@@ -296,7 +296,7 @@ class Outcome:
             return {}
         case = self.case
         right = {
-            "bottleneck": self.said in names(case.bottleneck),
+            "bottleneck": self.bottleneck in names(case.bottleneck),
             "first remedy": self.first in names(case.remedy) | names(case.also),
         }
         return {**right, "number": self.is_number_right} if case.timed else right
@@ -328,17 +328,18 @@ def diagnose(case: Case, site: Site, budget_s: float) -> dict[str, object]:
     """Diagnose the training with the bottleneck; return fields of an `Outcome`."""
     import labkit as lab
 
-    found = lab.diagnose(**case.make(site, False), budget_s=budget_s, progress=False)
-    said = {"said": found.bottleneck or NOTHING, "claim": found.ceiling, "first": NOTHING}
-    if found.remedies:
-        said["first"] = found.remedies[0].name
+    diagnosis = lab.diagnose(**case.make(site, False), budget_s=budget_s, progress=False)
+    bottleneck = diagnosis.bottleneck or NOTHING
+    named = {"bottleneck": bottleneck, "claim": diagnosis.ceiling, "first": NOTHING}
+    if diagnosis.remedies:
+        named["first"] = diagnosis.remedies[0].name
     if case.remedy == NOTHING:
-        return said
-    remedy = next((one for one in found.remedies if one.name in names(case.remedy)), None)
+        return named
+    remedy = next((one for one in diagnosis.remedies if one.name in names(case.remedy)), None)
     if remedy is None:
-        return {**said, "claim": None}
+        return {**named, "claim": None}
     return {
-        **said,
+        **named,
         "claim": remedy.normalized_time,
         "interval": None if remedy.ci_low is None else (remedy.ci_low, remedy.ci_high),
         "is_predicted": remedy.measured is None,
@@ -358,13 +359,13 @@ def examine(name: str, data: Path, scratch: Path, rounds: int, budget_s: float) 
     case = CASES[name]
     with Site(data, scratch) as site:
         try:
-            found = diagnose(case, site, budget_s)
+            diagnosed = diagnose(case, site, budget_s)
             times_s = compare(case, site, rounds) if case.timed else {}
         except Skip as reason:
             return Outcome(name=name, skipped=str(reason))
         finally:
             gc.collect()  # ends the workers, which must leave the slow disk before it is removed
-        return Outcome(name=name, **found, times_s=times_s, notes=site.notes)
+        return Outcome(name=name, **diagnosed, times_s=times_s, notes=site.notes)
 
 
 def in_own_process(name: str, data: Path, scratch: Path, rounds: int, budget_s: float) -> Outcome:
@@ -393,7 +394,7 @@ def marked(outcome: Outcome, what: str, text: str) -> str:
 
 
 def answer(outcome: Outcome) -> str:
-    return "skipped" if outcome.skipped else "failed" if outcome.failed else outcome.said
+    return "skipped" if outcome.skipped else "failed" if outcome.failed else outcome.bottleneck
 
 
 def row(outcome: Outcome) -> tuple[str, ...]:
@@ -520,7 +521,7 @@ def real_row(outcome: Outcome) -> tuple[str, ...]:
 def report_real(report: frame.Report, outcomes: Sequence[Outcome]) -> None:
     """Add a table, how much of it is right, and what the projects wrote; there are no limits."""
     header = (
-        "", "project's cause", "said", "project's fix", "first said", "its gain", "measured gain",
+        "", "project's cause", "named", "project's fix", "first named", "its gain", "measured gain",
         "published gain",
     )  # fmt: skip
     report.table(header, list(map(real_row, outcomes)))
@@ -566,7 +567,7 @@ def main() -> int:
         outcome = examine(name, Path(options.data), options.alone, options.rounds, budget_s)
         frame.write_outcome(outcome, options.alone)
         return 0
-    report = frame.Report("Known bottlenecks and what was said of them", options)
+    report = frame.Report("Known bottlenecks, and which were named", options)
     with frame.photographs(options.data, IMAGES) as (data, scratch):
         outcomes = [
             in_own_process(name, data, scratch, options.rounds, budget_s)

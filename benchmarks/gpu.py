@@ -524,7 +524,7 @@ def perform(stage: str, options: Namespace) -> int:
         site.note(f"{name} took {units.seconds(time.monotonic() - begun_s)}")
     timer.cancel()
     if rows:
-        report.table(("", "found", "remark"), rows)
+        report.table(("", "result", "remark"), rows)
     # One file: whatever brings it here may count files.
     shutil.make_archive(str(runs), "gztar", runs)
     shutil.rmtree(runs)

@@ -199,7 +199,7 @@ class LabPage:
         return self.panel.locator(".labkit-status").text_content().strip()
 
     @property
-    def said(self) -> list[str]:
+    def texts(self) -> list[str]:
         """What the panel says of what it does, and of what went wrong."""
         return self.panel.locator(".labkit-status, .labkit-error [role=alert]").all_text_contents()
 
@@ -230,7 +230,7 @@ class LabPage:
         # Asleep, Python would answer none of the page's requests.
         until(
             condition,
-            lambda: f"{what}; the panel says {self.said}",
+            lambda: f"{what}; the panel says {self.texts}",
             lambda: self.page.wait_for_timeout(1000 * LOOK_EVERY_S),
         )
 

@@ -948,8 +948,8 @@ CLASSES = 8
 def confusion_by_pixel(true: np.ndarray, predicted: np.ndarray) -> np.ndarray:
     """Count pixels of each true and each predicted class: (CLASSES, CLASSES) int64."""
     counts = [[0] * CLASSES for _ in range(CLASSES)]
-    for row, found in zip(true.ravel().tolist(), predicted.ravel().tolist()):
-        counts[row][found] += 1
+    for row, guess in zip(true.ravel().tolist(), predicted.ravel().tolist()):
+        counts[row][guess] += 1
     return np.array(counts)
 
 

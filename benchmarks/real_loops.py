@@ -73,8 +73,8 @@ class Pages(Photos):
 
 def workers_set_to_none(site: Site, fixed: bool) -> dict[str, object]:
     """The number of workers is set to 0 whatever was asked for; better: it stays two."""
-    knobs = {} if fixed else {"num_workers": 0, "persistent_workers": False}
-    return training(Pages(site.paths(2 * IMAGES)), 2.0, **knobs)
+    arguments = {} if fixed else {"num_workers": 0, "persistent_workers": False}
+    return training(Pages(site.paths(2 * IMAGES)), 2.0, **arguments)
 
 
 class Arrays(Photos):

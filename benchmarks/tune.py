@@ -447,7 +447,7 @@ def main() -> int:
         f"{units.whole_seconds(options.budget_s)} each"
     )
     header = (
-        "loop", "tuned", "optimum", "tuned ÷ optimum", "times as fast, said", "measured", "took",
+        "loop", "tuned", "optimum", "tuned ÷ optimum", "times as fast, printed", "measured", "took",
     )  # fmt: skip
     report.table(header, list(map(row, outcomes)))
     measured = [one for one in outcomes if not one.skipped]

@@ -41,11 +41,11 @@ def test_a_missed_limit_is_printed_saved_and_the_exit_status(tmp_path, capsys):
 
 
 RIGHT = Outcome(
-    name="slow_transform", said="transform", first="faster transform", claim=0.44,
+    name="slow_transform", bottleneck="transform", first="faster transform", claim=0.44,
     times_s={"broken": [2.0, 2.0], "fixed": [0.8, 0.8]},
 )  # fmt: skip
 SKIPPED = Outcome(name="slow_disk", skipped="no root")
-UNTIMED = Outcome(name="small_shared_memory", said="shared memory", first="fewer bytes")
+UNTIMED = Outcome(name="small_shared_memory", bottleneck="shared memory", first="fewer bytes")
 FAILED = Outcome(name="shared_lock", failed="exit status 1")
 
 
@@ -109,7 +109,7 @@ def test_every_name_of_a_right_remedy_is_right():
 def test_a_real_slow_down_has_gains_beside_the_published_one(capsys):
     report = frame.Report("Speed", Namespace(save=None))
     one = replace(
-        RIGHT, name="opencv_threads", said="threads", claim=0.8, interval=(0.5, 1.0),
+        RIGHT, name="opencv_threads", bottleneck="threads", claim=0.8, interval=(0.5, 1.0),
         times_s={"broken": [2.0, 2.0], "fixed": [1.0, 1.0]},
     )  # fmt: skip
     diagnosis.report_real(report, [one, replace(one, claim=None, times_s={})])
@@ -130,8 +130,8 @@ def test_real_slow_downs_and_fresh_cases_are_chosen_by_themselves():
 
 def test_fresh_cases_have_shares_with_intervals_and_no_limits(capsys):
     report = frame.Report("Speed", Namespace(save=None))
-    right = Outcome(name="tensors_in_memory", said="compute", first="nothing")
-    wrong = replace(right, said="workers", first="more workers")
+    right = Outcome(name="tensors_in_memory", bottleneck="compute", first="nothing")
+    wrong = replace(right, bottleneck="workers", first="more workers")
     diagnosis.report_fresh(report, [right, right, right, wrong, replace(right, skipped="no")])
     text = capsys.readouterr().out
     assert "| WRONG workers | nothing | WRONG more workers | WRONG –" in text

@@ -113,8 +113,8 @@ def descendants() -> list[psutil.Process]:
     except psutil.AccessDenied:  # /proc is mounted with hidepid=1, and psutil reads all processes
         if (below := processes_below(os.getpid())) is None:
             raise
-    found = []
+    processes = []
     for process_id in below:
         with suppress(psutil.NoSuchProcess):  # it has just ended
-            found.append(psutil.Process(process_id))
-    return found
+            processes.append(psutil.Process(process_id))
+    return processes
